@@ -1,0 +1,164 @@
+"""Every setting and its default, once. Wrong values fail at construction with :class:`InvalidConfig`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blend.errors import InvalidConfig
+
+GiB = 1 << 30
+MiB = 1 << 20
+
+
+def cache_dir() -> Path:
+    """Directory for models and stored KV: ``$BLEND_CACHE``, else ``$XDG_CACHE_HOME/blend``, else ``~/.cache/blend``."""
+    if root := os.environ.get("BLEND_CACHE"):
+        return Path(root).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "blend"
+
+
+def _at_least(name: str, value: object, low: int, unit: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InvalidConfig(name, value, f"an integer of at least {low} ({unit})")
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """The tiered store.
+
+    Args:
+        host_bytes: budget of the host-memory tier; 0 leaves the tier out.
+        disk_bytes: budget of the disk tier; 0 leaves the tier out.
+        directory: where the disk tier lives; ``None`` means ``cache_dir() / "store"``.
+        fsync: whether a stored object is flushed to the device before it counts as durable.
+        secret: bytes that key every content key (shared by all engines of one store). ``None`` keeps a
+            random secret in the store's directory, readable by the owner alone.
+    """
+
+    host_bytes: int = 1 * GiB
+    disk_bytes: int = 16 * GiB
+    directory: str | Path | None = None
+    fsync: bool = True
+    secret: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        _at_least("store.host_bytes", self.host_bytes, 0, "bytes")
+        _at_least("store.disk_bytes", self.disk_bytes, 0, "bytes")
+        if not self.host_bytes and not self.disk_bytes:
+            raise InvalidConfig("store.host_bytes, store.disk_bytes", 0, "at least one tier with a budget")
+        if self.secret is not None and (not isinstance(self.secret, bytes) or len(self.secret) < 16):
+            raise InvalidConfig("store.secret", "…", "at least 16 bytes, or none")
+
+    @property
+    def path(self) -> Path:
+        """The disk tier's directory."""
+        return Path(self.directory).expanduser() if self.directory is not None else cache_dir() / "store"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The engine.
+
+    Args:
+        model: ``smollm2-135m`` (embedded default), a directory in transformers format, or a hub id.
+        device: ``auto`` (CUDA where there is one), ``cpu`` or ``cuda``.
+        dtype: ``auto`` (bfloat16 where the device computes in it, else float32), or a name.
+        sink: the tokens that every chunk is encoded behind and that are dropped afterwards: ``bos`` (the
+            tokenizer's BOS, or its template's first token) or token ids; an empty tuple means none.
+        max_rows: most rows of one forward pass; longer prefills run in slices of this size.
+        threads: CPU threads for torch; ``None`` leaves torch's own setting.
+        recompute_misses: whether a chunk that was missing is encoded for later, after its request.
+        store: the tiered store.
+    """
+
+    model: str = "smollm2-135m"
+    device: str = "auto"
+    dtype: str = "auto"
+    sink: str | tuple[int, ...] = "bos"
+    max_rows: int = 8192
+    threads: int | None = None
+    recompute_misses: bool = True
+    store: StoreConfig = StoreConfig()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise InvalidConfig("model", self.model, "a name, a directory or a hub id")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise InvalidConfig("device", self.device, "auto, cpu or cuda")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise InvalidConfig("dtype", self.dtype, "auto, float32, bfloat16 or float16")
+        if isinstance(self.sink, str):
+            if self.sink != "bos":
+                raise InvalidConfig("sink", self.sink, "'bos' or a tuple of token ids")
+        elif not all(isinstance(t, int) and t >= 0 for t in self.sink):
+            raise InvalidConfig("sink", self.sink, "'bos' or a tuple of token ids")
+        _at_least("max_rows", self.max_rows, 1, "rows")
+        if self.threads is not None:
+            _at_least("threads", self.threads, 1, "threads")
+
+
+@dataclass(frozen=True)
+class RagConfig:
+    """Documents, retrieval and prompts.
+
+    Args:
+        chunk_tokens: most tokens of one chunk, the chunk template's tokens included.
+        embedding_model: ``all-minilm-l6-v2`` (carried by a package) or whatever sentence-transformers loads.
+        top_k: passages given to a question unless it asks for another number.
+        max_document_bytes: largest document, in bytes of UTF-8.
+        max_new_tokens: answer length unless a question asks for another.
+        system: the system turn of the prompt.
+        answer_prefix: text that the assistant's turn is begun with.
+    """
+
+    chunk_tokens: int = 256
+    embedding_model: str = "all-minilm-l6-v2"
+    top_k: int = 5
+    max_document_bytes: int = 8 * MiB
+    max_new_tokens: int = 48
+    system: str = "Answer the question from the passages, in a few words."
+    answer_prefix: str = "Answer:"
+
+    def __post_init__(self) -> None:
+        _at_least("rag.chunk_tokens", self.chunk_tokens, 16, "tokens")
+        _at_least("rag.top_k", self.top_k, 1, "passages")
+        _at_least("rag.max_document_bytes", self.max_document_bytes, 1, "bytes")
+        _at_least("rag.max_new_tokens", self.max_new_tokens, 1, "tokens")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The gRPC service.
+
+    Args:
+        address: ``host:port`` to listen on; port 0 takes a free one.
+        data_dir: catalog, index and stored KV of this service; ``None`` means ``cache_dir() / "server"``.
+        max_queue: requests that may wait for the engine before new ones are refused.
+        max_message_bytes: largest gRPC message.
+        drain_seconds: how long a shutdown waits for running requests.
+        engine, rag: their own settings.
+    """
+
+    address: str = "127.0.0.1:50061"
+    data_dir: str | Path | None = None
+    max_queue: int = 64
+    max_message_bytes: int = 16 * MiB
+    drain_seconds: int = 20
+    engine: EngineConfig = EngineConfig()
+    rag: RagConfig = RagConfig()
+
+    def __post_init__(self) -> None:
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            raise InvalidConfig("address", self.address, "host:port with a port from 0 to 65535")
+        _at_least("max_queue", self.max_queue, 1, "requests")
+        _at_least("max_message_bytes", self.max_message_bytes, 1024, "bytes")
+        _at_least("drain_seconds", self.drain_seconds, 0, "seconds")
+
+    @property
+    def path(self) -> Path:
+        """The service's data directory."""
+        return Path(self.data_dir).expanduser() if self.data_dir is not None else cache_dir() / "server"

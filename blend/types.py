@@ -1,0 +1,244 @@
+"""The values that go in and come out: chunks, prompts, plans, answers and their reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from blend.errors import InvalidPlan, InvalidPrompt
+
+if TYPE_CHECKING:
+    import torch
+
+    from blend.recompute.canvas import Canvas
+
+Variant = Literal["plain", "conditioned", "best"]
+Outcome = Literal["hit", "miss", "failed", "unused"]
+
+
+def _ids(what: str, token_ids: Iterable[int]) -> tuple[int, ...]:
+    ids = tuple(int(t) for t in token_ids)
+    if not ids:
+        raise InvalidPrompt(what, "no tokens", "at least one token id")
+    if min(ids) < 0:
+        raise InvalidPrompt(what, min(ids), "token ids of 0 or more")
+    return ids
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A passage whose KV may be stored and reused wherever it turns up.
+
+    ``token_ids`` come from :meth:`blend.Engine.tokenize`; any iterable of ints is taken and kept as a tuple.
+    """
+
+    token_ids: tuple[int, ...]
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        object.__setattr__(self, "token_ids", _ids("chunk", token_ids))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens that are always computed: template text, separators, the question."""
+
+    token_ids: tuple[int, ...]
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        object.__setattr__(self, "token_ids", _ids("text", token_ids))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+Segment: TypeAlias = "Chunk | Text"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Segments one after another. Their token ids are concatenated, never decoded and encoded again."""
+
+    segments: tuple[Segment, ...]
+
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        kept = tuple(segments)
+        if not kept:
+            raise InvalidPrompt("prompt", "no segments", "at least one Chunk or Text")
+        for segment in kept:
+            if not isinstance(segment, (Chunk, Text)):
+                raise InvalidPrompt("prompt", segment, "Chunk and Text segments")
+        object.__setattr__(self, "segments", kept)
+
+    def __len__(self) -> int:
+        return sum(len(s) for s in self.segments)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All token ids in order."""
+        return tuple(t for s in self.segments for t in s.token_ids)
+
+    def spans(self) -> Iterator[tuple[int, int, Segment]]:
+        """Yield ``(start, end, segment)`` with positions in the prompt, end exclusive."""
+        start = 0
+        for segment in self.segments:
+            yield start, start + len(segment), segment
+            start += len(segment)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a prompt is to be prefilled.
+
+    Args:
+        method: ``full``, ``prefix``, ``reuse``, ``random``, ``head``, ``deviation``, ``query``, or ``auto``.
+        ratio: share of the cached tokens to select, 0 to 1, for a named method (default 0.15).
+            ``auto`` takes none.
+        max_charged: cap on the charged share, probes included, 0 to 1 (``auto``: default 0.15).
+        max_kl: quality target of ``auto``: the calibrated mean first-token KL in nats may not exceed it.
+        variant: which stored variant of a chunk to use; ``best`` prefers ``conditioned``.
+
+    Raises:
+        InvalidPlan: a value is out of range. An unknown method is refused by the engine, which knows them all.
+    """
+
+    method: str = "auto"
+    ratio: float | None = None
+    max_charged: float | None = None
+    max_kl: float | None = None
+    variant: Variant = "best"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, str) or not self.method:
+            raise InvalidPlan("method", self.method, "the name of a method")
+        for name in ("ratio", "max_charged"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and 0.0 <= value <= 1.0):
+                raise InvalidPlan(name, value, "a number from 0 to 1")
+        if self.max_kl is not None and not (_is_number(self.max_kl) and self.max_kl >= 0.0):
+            raise InvalidPlan("max_kl", self.max_kl, "a number of 0 or more (nats)")
+        if self.variant not in ("plain", "conditioned", "best"):
+            raise InvalidPlan("variant", self.variant, "plain, conditioned or best")
+        if self.method == "auto" and self.ratio is not None:
+            raise InvalidPlan("ratio", self.ratio, "none with method auto, which takes max_charged and max_kl")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class ChunkReport:
+    """What became of one chunk of the prompt.
+
+    ``outcome``: ``hit`` (loaded, verified and used), ``miss`` (not stored), ``failed`` (stored, but a tier
+    failed or the bytes did not verify), ``unused`` (the plan did not want it). ``nbytes`` counts payload bytes
+    that were read.
+    """
+
+    key: str
+    start: int
+    tokens: int
+    outcome: Outcome
+    tier: str | None = None
+    variant: str | None = None
+    nbytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the milliseconds went, from the request's arrival to its first token."""
+
+    queue: float = 0.0
+    lookup: float = 0.0
+    fetch: float = 0.0
+    rotate: float = 0.0
+    select: float = 0.0
+    recompute: float = 0.0
+    first_token: float = 0.0
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token in milliseconds, fetch and queue included."""
+        return self.first_token
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same prompt at full prefill: its time in ms, KL(full ‖ blended) of the first token in nats, and top-1."""
+
+    full_ms: float
+    first_token_kl: float
+    top1_agrees: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one request did and what it cost. Token counts are of the prompt; ratios are shares of ``cached``.
+
+    ``charged_ratio`` is the sum over layers of freshly computed reusable tokens over layers × reusable tokens,
+    the selector's own probe passes charged in full.
+    """
+
+    mode: str
+    reason: str
+    tokens: int
+    cached: int
+    mandatory: int
+    selected: int
+    requested_ratio: float
+    selected_ratio: float
+    charged_ratio: float
+    chunks: tuple[ChunkReport, ...]
+    timings: Timings
+    full_estimate_ms: float
+    warnings: tuple[str, ...] = ()
+    recomputed_positions: tuple[int, ...] | None = None
+    comparison: Comparison | None = None
+
+    @property
+    def full_ms(self) -> float:
+        """Full-prefill time in ms: measured where ``compare_full`` was asked for, else estimated."""
+        return self.comparison.full_ms if self.comparison else self.full_estimate_ms
+
+    @property
+    def speedup(self) -> float:
+        """Full-prefill time over this request's TTFT."""
+        return self.full_ms / self.timings.ttft if self.timings.ttft > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished answer. ``finish_reason`` is ``stop`` (end token) or ``length``."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+    report: Report
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token of a stream. ``text`` is the piece of text that it completes (may be empty)."""
+
+    token_id: int
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Prefill:
+    """The state after a prompt: ``logits`` ``[V]`` float32 of its last position, the canvas, the report."""
+
+    logits: torch.Tensor
+    canvas: Canvas
+    report: Report = field(repr=False)
+
+
+def as_token_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Return ``token_ids`` as a tuple of ints; an empty tuple is allowed."""
+    return tuple(int(t) for t in token_ids)
