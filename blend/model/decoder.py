@@ -1,0 +1,299 @@
+"""A transformers decoder that runs any rows of any requests in one forward pass.
+
+The seam is one attention function, registered with transformers' attention interface. A pass gives the model all
+rows side by side in a batch of one; in every layer that function writes the fresh K and V of each request's rows
+into its canvas and lets each row attend to its own canvas, up to its own position. What a pass works on reaches
+the function through a context variable, so models need not pass anything on.
+
+``blend.model`` imports ``blend.recompute.canvas``, ``attention`` and ``rope``, against the usual direction: those
+three hold pure tensor code that imports nothing of models.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface, PreTrainedModel
+
+from blend.errors import InvalidInput, ModelError, ModelUnsupported
+from blend.model.rotary import PROBE_TOKENS, find_rotations
+from blend.model.rows import LayerAttention, Observer, Rows, StopForward
+from blend.recompute.attention import Reach, attend_within
+from blend.recompute.canvas import Canvas
+
+__all__ = ["ATTENTION", "FAULTS", "Decoder", "LayerAttention", "Observer", "Rows", "StopForward"]
+
+ATTENTION = "blend_rows"
+"""Name of the registered attention function."""
+
+FAULTS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+"""What model code raises when it is used in a way that it was not written for."""
+
+_LAYER_TYPES = frozenset(("full_attention", "sliding_attention"))
+_HARMLESS = frozenset(
+    (
+        "position_ids",
+        "position_embeddings",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+    )
+)
+"""Arguments that models hand on to their attention function and that do not change its result."""
+
+
+class Decoder:
+    """Runs rows through ``model``.
+
+    Switches the model to this module's attention function and to evaluation, and finds out how its keys turn with
+    position (the position self-test of :mod:`blend.model.rotary`). Whether the whole model is computed exactly is
+    for :func:`blend.model.support.check` to say.
+
+    Attributes:
+        model: the transformers model.
+        name: what errors call it.
+        layers, heads, kv_heads, head_dim: L, H, KVH and D.
+        vocab_size, max_positions: tokens, and positions of the model's context.
+        dtype, device: of weights and canvases.
+        rotations: for each layer how its keys turn, ``None`` where they don't; layers that turn alike share one
+            object.
+
+    Raises:
+        ModelUnsupported: attention or positions of a kind that rows cannot express.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config: Any = model.config.get_text_config(decoder=True)
+        self.model = model.requires_grad_(False)
+        model.train(False)
+        self.name = str(model.config.name_or_path or type(model).__name__)
+        self._refuse_by_configuration(config)
+        try:
+            self.layers: int = config.num_hidden_layers
+            self.heads: int = config.num_attention_heads
+            self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
+            self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        except RuntimeError as error:  # transformers' answer where layers differ in what is asked for
+            raise ModelUnsupported(self.name, f"layers of different sizes: {error}") from error
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int = config.max_position_embeddings
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        model.set_attn_implementation(ATTENTION)
+        self.rotations = find_rotations(model, self.name, self.max_positions, self._probe)
+
+    def new_canvas(self, length: int) -> Canvas:
+        """A canvas of zeros for ``length`` positions of this model."""
+        return Canvas(self.layers, self.kv_heads, length, self.head_dim, self.dtype, self.device)
+
+    def forward(self, batch: Sequence[Rows], keep: Literal["last", "all"] = "last") -> Tensor | None:
+        """Computes all rows of ``batch``, writing their K and V into their canvases.
+
+        Returns logits in float32: ``[len(batch), V]``, of each request's last row, or with ``keep="all"``
+        ``[rows, V]``, of all rows one after another; ``None`` if an observer stopped the pass. Each request gets
+        what it would get alone. The result is an inference tensor: no gradients, no writing outside inference mode.
+
+        Raises:
+            InvalidInput: no rows, one canvas twice, a token or a canvas that is not this model's.
+            ModelUnsupported: attention of a kind that rows cannot express.
+        """
+        return self._run(batch, [rows.positions for rows in batch], keep)
+
+    @property
+    def linear_flops_per_row(self) -> float:
+        """Floating-point operations of one row outside attention: two for each parameter that is no embedding."""
+        model: Any = self.model
+        embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+        skipped = {id(p) for module in embeddings if module is not None for p in module.parameters()}
+        return float(2 * sum(p.numel() for p in model.parameters() if id(p) not in skipped))
+
+    @torch.inference_mode()
+    def _run(self, batch: Sequence[Rows], positions: Sequence[Tensor], keep: Literal["last", "all"]) -> Tensor | None:
+        """:meth:`forward`, where the model is told ``positions`` and the canvases are used at the rows' own."""
+        self._check(batch, keep)
+        lengths = torch.tensor([len(rows) for rows in batch], device=self.device)
+        with _running_pass(_Pass(self, batch)) as running:
+            try:
+                out = self.model(
+                    input_ids=torch.cat([rows.token_ids for rows in batch])[None],
+                    position_ids=torch.cat(list(positions))[None],
+                    use_cache=False,
+                    return_dict=True,
+                    logits_to_keep=lengths.cumsum(0) - 1 if keep == "last" else 0,
+                )
+            except StopForward:
+                return None
+        if running.next_layer != self.layers:
+            raise ModelUnsupported(
+                self.name,
+                f"only {running.next_layer} of {self.layers} layers ask for attention through transformers' attention "
+                "interface; state-space, convolution and hand-written attention layers cannot be reused",
+            )
+        logits: Tensor = out.logits[0]
+        return logits.float()
+
+    def _check(self, batch: Sequence[Rows], keep: str) -> None:
+        if not batch:
+            raise InvalidInput("batch", "no rows", "rows of one or more requests")
+        if keep not in ("last", "all"):
+            raise InvalidInput("keep", keep, "last or all")
+        if len({id(rows.canvas) for rows in batch}) != len(batch):
+            raise InvalidInput("batch", "one canvas more than once", "rows of different canvases")
+        fits = (self.layers, self.kv_heads, self.head_dim, self.dtype)
+        for rows in batch:
+            k = rows.canvas.k
+            if (k.shape[0], k.shape[1], k.shape[3], k.dtype) != fits:
+                raise InvalidInput("canvas", rows.canvas, "a canvas of this decoder, from new_canvas")
+        tokens = torch.stack([extreme for rows in batch for extreme in rows.token_ids.aminmax()])
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocab_size:
+            raise InvalidInput("token_ids", low if low < 0 else high, f"0 to {self.vocab_size - 1}")
+
+    def _refuse_by_configuration(self, config: Any) -> None:
+        def refuse(reason: str) -> None:
+            raise ModelUnsupported(self.name, reason)
+
+        if config is not self.model.config:
+            refuse("wraps a text model among other modalities; load the text model by itself")
+        if getattr(config, "kv_lora_rank", None):
+            refuse("latent attention (MLA) keeps no keys per head that could be moved")
+        if not getattr(config, "num_attention_heads", None):
+            refuse("no attention heads in its configuration: a state-space model keeps no keys")
+        if not getattr(config, "max_position_embeddings", None):
+            refuse("its configuration names no context length (max_position_embeddings)")
+        unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+        if unknown:
+            refuse(f"layers of type {', '.join(sorted(unknown))}; known: {', '.join(sorted(_LAYER_TYPES))}")
+        missing = {"position_ids", "logits_to_keep"} - set(inspect.signature(self.model.forward).parameters)
+        if missing:
+            refuse(f"its forward pass takes no {' and no '.join(sorted(missing))}")
+
+    def _probe(self, starts: Sequence[int]) -> list[Tensor]:
+        """The probe of :func:`find_rotations`: canvases stay short, only the model is told other positions."""
+        slots = torch.arange(PROBE_TOKENS, device=self.device)
+        tokens = (slots * 7919 + 17) % self.vocab_size
+        batch = [Rows(self.new_canvas(PROBE_TOKENS), slots, tokens) for _ in starts]
+        try:
+            self._run(batch, [slots + start for start in starts], "last")
+        except FAULTS as error:
+            raise ModelUnsupported(self.name, f"its forward pass fails on rows: {error}") from error
+        return [rows.canvas.k for rows in batch]
+
+
+class _Pass:
+    """One forward pass: whose rows lie where along the sequence axis, and which layer comes next."""
+
+    def __init__(self, decoder: Decoder, batch: Sequence[Rows]) -> None:
+        self.decoder = decoder
+        self.batch = batch
+        self.total = sum(len(rows) for rows in batch)
+        self.next_layer = 0
+        self._reaches: dict[tuple[int, int | None], Reach] = {}
+
+    def layer(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention) -> Tensor:
+        """Attention of one layer for all rows: ``[1, rows, H, D]`` from ``[1, heads, rows, D]`` each."""
+        self._check(module, query, key, value)
+        layer = self.next_layer
+        out = []
+        start = 0
+        for index, rows in enumerate(self.batch):
+            stop = start + len(rows)
+            fresh = query[0, :, start:stop], key[0, :, start:stop], value[0, :, start:stop]
+            if rows.observer is not None:
+                rows.observer.before_write(layer, rows, *fresh, attention)
+            k, v = rows.canvas.k[layer], rows.canvas.v[layer]
+            k.index_copy_(1, rows.positions, fresh[1])
+            v.index_copy_(1, rows.positions, fresh[2])
+            if rows.observer is not None:
+                rows.observer.after_write(layer, rows, *fresh, attention)
+            reach = self._reach(index, attention.window)
+            part = attend_within(fresh[0], k, v, reach, scale=attention.scale, softcap=attention.softcap)
+            out.append(part.transpose(0, 1))
+            start = stop
+        self.next_layer += 1
+        return (out[0] if len(out) == 1 else torch.cat(out))[None].contiguous()
+
+    def _reach(self, index: int, window: int | None) -> Reach:
+        if (index, window) not in self._reaches:
+            rows = self.batch[index]
+            self._reaches[index, window] = Reach(rows.positions, window, rows.visible)
+        return self._reaches[index, window]
+
+    def _check(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
+        decoder = self.decoder
+        layer = getattr(module, "layer_idx", None)
+        if layer != self.next_layer or self.next_layer >= decoder.layers:
+            raise ModelUnsupported(
+                decoder.name, f"attention of layer {layer} where layer {self.next_layer} of {decoder.layers} is next"
+            )
+        rows, dims = self.total, decoder.head_dim
+        expected = (1, decoder.heads, rows, dims), (1, decoder.kv_heads, rows, dims), (1, decoder.kv_heads, rows, dims)
+        shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
+        if shapes != expected:
+            raise ModelUnsupported(
+                decoder.name, f"query, key and value of layer {layer} have shapes {shapes}, not {expected}"
+            )
+        if {key.dtype, value.dtype} != {decoder.dtype}:
+            raise ModelUnsupported(
+                decoder.name, f"key and value of layer {layer} are {key.dtype} and {value.dtype}, not {decoder.dtype}"
+            )
+
+
+_running: ContextVar[_Pass | None] = ContextVar("blend_running_pass", default=None)
+
+
+@contextmanager
+def _running_pass(running: _Pass) -> Iterator[_Pass]:
+    token = _running.set(running)
+    try:
+        yield running
+    finally:
+        _running.reset(token)
+
+
+def _rows_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The registered attention function. Refuses every argument whose meaning it does not know."""
+    running = _running.get()
+    if running is None:
+        raise ModelError(type(module).__name__, "this model runs rows: call Decoder.forward, not the model itself")
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in _HARMLESS)
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if dropout:
+        unknown.append("dropout")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        unknown.append("is_causal=False")
+    if unknown:
+        raise ModelUnsupported(running.decoder.name, f"attention with {', '.join(unknown)}, which rows cannot express")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    return running.layer(module, query, key, value, LayerAttention(scale, sliding_window, softcap)), None
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    """Rows know what they see: transformers need not make a mask."""
+
+
+AttentionInterface.register(ATTENTION, _rows_attention)
+AttentionMaskInterface.register(ATTENTION, _no_mask)

@@ -1,0 +1,127 @@
+"""Attention of rows at any positions over one request's keys. Pure tensors: nothing of models is imported here.
+
+The heads that share a KV head are folded into the rows, ``[KVH, G*R, D]`` against ``[KVH, N, D]``, so that K and V
+are never repeated. Rows go in blocks; a block's keys end at its last row's position and begin where its first
+row's window does, so scattered rows cost little more than what they see.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from blend.errors import InvalidInput
+
+BLOCK_ROWS = 192
+"""Rows of one block: torch's CPU kernel takes its larger tiles from 192 on; more rows would see more keys in vain."""
+
+
+class Reach:
+    """Which keys each row reads. The same for every layer of one window, so made once a pass.
+
+    Args:
+        positions: ``[R]`` int64, strictly ascending.
+        window: a row at p reads keys above ``p - window``, which is how transformers counts; ``None``: from 0 on.
+        visible: ``[N]`` bool, the keys that may be read besides a row's own; ``None``: all.
+    """
+
+    __slots__ = ("blocks", "causal", "positions", "visible", "window")
+
+    def __init__(self, positions: Tensor, window: int | None = None, visible: Tensor | None = None) -> None:
+        if positions.ndim != 1 or not len(positions):
+            raise InvalidInput("positions", tuple(positions.shape), "a vector of one or more positions")
+        if window is not None and window < 1:
+            raise InvalidInput("window", window, "1 or more, or none")
+        at: list[int] = positions.tolist()
+        if window is not None and window > at[-1]:
+            window = None  # reaches back to the first key from every row
+        self.positions = positions
+        self.window = window
+        self.visible = visible
+        self.causal = window is None and visible is None and at[-1] == len(at) - 1
+        self.blocks: list[tuple[int, int, int, int]] = []
+        """Start and stop of its rows, start and stop of its keys, for each block."""
+        for start in range(0, len(at), BLOCK_ROWS):
+            stop = min(start + BLOCK_ROWS, len(at))
+            low = 0 if window is None else max(0, at[start] - window + 1)
+            self.blocks.append((start, stop, low, at[stop - 1] + 1))
+
+    def mask(self, start: int, stop: int, low: int, high: int) -> Tensor | None:
+        """``[stop - start, high - low]`` bool, True where a row reads a key; ``None`` where all do."""
+        if stop - start == 1 and self.visible is None:
+            return None
+        own = self.positions[start:stop, None]
+        keys = torch.arange(low, high, device=own.device)
+        mask = keys <= own
+        if self.window is not None:
+            mask &= keys > own - self.window
+        if self.visible is not None:
+            mask &= self.visible[low:high] | (keys == own)
+        return mask
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    visible: Tensor | None = None,
+) -> Tensor:
+    """Each row's attention over keys up to and including its own position: ``[H, R, D]`` in the dtype of ``query``.
+
+    Rows come first in memory, as the layer's output projection reads them. Nothing at a position that a row
+    may not read changes a bit of its output, as long as it is finite.
+
+    Args:
+        query: ``[H, R, D]``; H is a multiple of KVH, heads of one KV head lie side by side.
+        key, value: ``[KVH, N, D]``, already holding the rows' own keys and values.
+        positions: ``[R]`` int64, strictly ascending, below N.
+        scale: what scores are multiplied by.
+        window: rows at p read keys above ``p - window`` only.
+        softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
+        visible: ``[N]`` bool, keys that may be read besides a row's own; ``None``: all.
+    """
+    return attend_within(query, key, value, Reach(positions, window, visible), scale=scale, softcap=softcap)
+
+
+def attend_within(
+    query: Tensor, key: Tensor, value: Tensor, reach: Reach, *, scale: float, softcap: float | None = None
+) -> Tensor:
+    """:func:`attend`, for a ``reach`` that was made before."""
+    heads, rows, dims = query.shape
+    kv_heads = key.shape[0]
+    if heads % kv_heads:
+        raise InvalidInput("query", tuple(query.shape), f"heads in multiples of the {kv_heads} KV heads")
+    if rows != len(reach.positions):
+        raise InvalidInput("query", tuple(query.shape), f"one row for each of the {len(reach.positions)} positions")
+    if reach.causal and softcap is None:
+        return scaled_dot_product_attention(
+            query[None], key[None, :, :rows], value[None, :, :rows], is_causal=True, scale=scale, enable_gqa=True
+        )[0]
+    out = query.new_empty(rows, heads, dims).transpose(0, 1)
+    group = heads // kv_heads
+    for start, stop, low, high in reach.blocks:
+        mask = reach.mask(start, stop, low, high)
+        if mask is not None and group > 1:
+            mask = mask.repeat(group, 1)
+        folded = query[:, start:stop].reshape(kv_heads, group * (stop - start), dims)
+        part = _block(folded, key[:, low:high], value[:, low:high], mask, scale, softcap)
+        out[:, start:stop] = part.view(heads, stop - start, dims)
+    return out
+
+
+def _block(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """``query`` ``[KVH, Q, D]`` over ``[KVH, N, D]`` under one mask ``[Q, N]``."""
+    if softcap is None:
+        return scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=mask, scale=scale)[0]
+    scores = torch.matmul(query.float(), key.float().transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap)
+    if mask is not None:
+        scores.masked_fill_(~mask, float("-inf"))
+    return torch.matmul(scores.softmax(-1), value.float()).to(query.dtype)
