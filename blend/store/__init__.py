@@ -1,0 +1,39 @@
+"""The tiered store: keys, the object layout, and tiers that keep objects. It knows bytes and keys, never models."""
+
+from __future__ import annotations
+
+from blend.store.base import Lease, Tier, TierStats, Writer
+from blend.store.buffers import Buffer
+from blend.store.disk import DiskTier
+from blend.store.factory import open_store
+from blend.store.fileio import FileIO
+from blend.store.host import HostTier
+from blend.store.key import Namespace, ObjectKey, conditioned_variant, content_key
+from blend.store.layout import LAYOUT_VERSION, Header, checksum, decode, encode, new_generation
+from blend.store.secret import load_secret
+from blend.store.tiered import Lookup, TieredStore
+
+__all__ = [
+    "LAYOUT_VERSION",
+    "Buffer",
+    "DiskTier",
+    "FileIO",
+    "Header",
+    "HostTier",
+    "Lease",
+    "Lookup",
+    "Namespace",
+    "ObjectKey",
+    "Tier",
+    "TierStats",
+    "TieredStore",
+    "Writer",
+    "checksum",
+    "conditioned_variant",
+    "content_key",
+    "decode",
+    "encode",
+    "load_secret",
+    "new_generation",
+    "open_store",
+]

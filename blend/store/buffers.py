@@ -1,0 +1,62 @@
+"""Bytes-like values as flat views: the one place where the store looks at other people's buffers."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from blend.errors import InvalidInput, TierUnavailable
+
+Buffer = Union[bytes, bytearray, memoryview, "npt.NDArray[Any]"]
+"""What the store takes as bytes: anything C-contiguous with a buffer."""
+
+
+def flat(field: str, data: Buffer) -> memoryview:
+    """Return ``data`` as a one-dimensional view of bytes, without a copy.
+
+    Raises:
+        InvalidInput: ``data`` has no buffer, or its memory has gaps.
+    """
+    try:
+        return memoryview(data).cast("B")
+    except TypeError as error:
+        raise InvalidInput(field, type(data).__name__, "a C-contiguous buffer") from error
+
+
+def allocate(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return ``nbytes`` of uninitialised memory.
+
+    Raises:
+        TierUnavailable: the system has none.
+    """
+    try:
+        return np.empty(nbytes, dtype=np.uint8)
+    except MemoryError as error:
+        raise TierUnavailable(f"the system has no memory for {nbytes} bytes") from error
+
+
+class Coverage:
+    """Which bytes of an object have been written, as merged half-open intervals."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def add(self, start: int, stop: int) -> None:
+        """Mark ``[start, stop)`` as written."""
+        if start == stop:
+            return
+        kept = []
+        for low, high in self._spans:
+            if high < start or low > stop:
+                kept.append((low, high))
+            else:
+                start, stop = min(start, low), max(stop, high)
+        kept.append((start, stop))
+        self._spans = sorted(kept)
+
+    def first_gap(self, nbytes: int) -> int | None:
+        """Return the first byte below ``nbytes`` that has not been written, or ``None``."""
+        reached = self._spans[0][1] if self._spans and self._spans[0][0] == 0 else 0
+        return reached if reached < nbytes else None

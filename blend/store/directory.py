@@ -1,0 +1,235 @@
+"""The disk tier's directory: what is where, and who may use it.
+
+::
+
+    layout                                 text: "blend-store 1"
+    secret                                 32 random bytes that key every name (see blend.store.secret)
+    objects/<2 hex digits>/<object key>    one object a file
+    objects/<2 hex digits>/<object key>.<16 hex digits>.tmp    being written; locked by its writer
+    quarantine/<object key>.<8 hex digits> objects whose bytes failed a check
+
+Directories that the store makes have mode 0700, its files 0600.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+from blend.errors import InvalidInput, TierUnavailable
+from blend.store.fileio import CREATE, READ, FileIO, describe, read_into, sync_directory, write_all
+from blend.store.key import ObjectKey
+
+DIRECTORY_VERSION = 1
+_MARK = "blend-store"
+_TEMPORARY = ".tmp"
+_ATTEMPTS = 8
+_log = logging.getLogger(__name__)
+
+
+def private_directory(io: FileIO, path: Path) -> None:
+    """Make ``path`` a directory that this user may keep files in.
+
+    Raises:
+        TierUnavailable: it is something else, belongs to somebody else, or cannot be made.
+    """
+    missing = []
+    try:
+        for folder in (path, *path.parents):
+            if folder.exists():
+                break
+            missing.append(folder)
+        for folder in reversed(missing):
+            _make(io, str(folder))
+        found = os.stat(path)
+    except NotADirectoryError as error:
+        raise TierUnavailable(f"{path}: a part of this path is a file; give a directory") from error
+    except OSError as error:
+        raise TierUnavailable(f"{path}: {describe(error)}; give a directory that can be made and written") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise TierUnavailable(f"{path}: is a file; give a directory")
+    if found.st_uid != os.geteuid():
+        raise TierUnavailable(
+            f"{path}: belongs to user {found.st_uid}, this process to {os.geteuid()}; give a directory of your own"
+        )
+
+
+def _make(io: FileIO, path: str) -> bool:
+    try:
+        io.mkdir(path)
+    except FileExistsError:
+        return False
+    return True
+
+
+class StoreDirectory:
+    """Names and layout of one store's files. Opening it makes what is missing.
+
+    Args:
+        path: the directory.
+        io: the system calls.
+        fsync: whether new names are flushed to the device.
+
+    Raises:
+        TierUnavailable: the directory cannot be used, or has a newer layout.
+    """
+
+    def __init__(self, path: Path, io: FileIO, fsync: bool) -> None:
+        private_directory(io, path)
+        self.path = str(path)
+        self.objects = f"{path}/objects"
+        self.quarantine = f"{path}/quarantine"
+        self._io = io
+        self._fsync = fsync
+        try:
+            self._check_mark()
+            for folder in (self.objects, self.quarantine):
+                _make(io, folder)
+        except OSError as error:
+            raise TierUnavailable(f"{path}: {describe(error)}; give a directory that can be written") from error
+
+    def folder_of(self, key: ObjectKey) -> str:
+        """Return the directory of an object's file."""
+        return f"{self.objects}/{key.content[:2]}"
+
+    def path_of(self, key: ObjectKey) -> str:
+        """Return the path of an object's file."""
+        return f"{self.objects}/{key.content[:2]}/{key}"
+
+    def create_temporary(self, key: ObjectKey) -> tuple[int, str]:
+        """Return descriptor and path of a new, empty, locked file beside where the object will be."""
+        io = self._io
+        for _ in range(_ATTEMPTS):
+            path = f"{self.path_of(key)}.{os.urandom(8).hex()}{_TEMPORARY}"
+            try:
+                fd = io.open(path, CREATE)
+            except FileNotFoundError:
+                self._make_folder(key)
+                continue
+            try:
+                # Whoever starts up in between may take the file for a dead writer's and remove it.
+                if io.lock(fd) and io.stat(fd).st_nlink:
+                    return fd, path
+            except OSError:
+                io.close(fd)
+                self.discard(path)
+                raise
+            io.close(fd)
+        raise TierUnavailable(f"{self.folder_of(key)}: no file could be made in {_ATTEMPTS} attempts")
+
+    def publish(self, temporary: str, key: ObjectKey) -> None:
+        """Give a finished temporary its object's name, for good when ``fsync`` is on."""
+        self._io.rename(temporary, self.path_of(key))
+        if self._fsync:
+            sync_directory(self._io, self.folder_of(key))
+
+    def discard(self, path: str) -> None:
+        """Remove a file; one that is not there is fine."""
+        try:
+            self._io.unlink(path)
+        except FileNotFoundError:
+            _log.debug("%s was gone already", path)
+
+    def remove(self, key: ObjectKey) -> None:
+        """Remove an object's file, for good when ``fsync`` is on."""
+        self.discard(self.path_of(key))
+        if self._fsync:
+            sync_directory(self._io, self.folder_of(key))
+
+    def set_aside(self, key: ObjectKey) -> str:
+        """Move an object's file to the quarantine; return its new path."""
+        _make(self._io, self.quarantine)
+        target = f"{self.quarantine}/{key}.{os.urandom(4).hex()}"
+        self._io.rename(self.path_of(key), target)
+        return target
+
+    def scan(self) -> list[tuple[int, ObjectKey, int]]:
+        """Return ``(modification time, key, bytes)`` of all objects, oldest first; remove what dead writers left."""
+        found = []
+        for prefix, info in list(self._io.listdir(self.objects)):
+            if not stat.S_ISDIR(info.st_mode):
+                continue
+            folder = f"{self.objects}/{prefix}"
+            for name, entry in self._io.listdir(folder):
+                if not stat.S_ISREG(entry.st_mode):
+                    continue
+                if name.endswith(_TEMPORARY):
+                    self._sweep(f"{folder}/{name}")
+                    continue
+                key = _parse(name)
+                if key is not None and key.content.startswith(prefix):
+                    found.append((entry.st_mtime_ns, key, entry.st_size))
+        return sorted(found)
+
+    def scan_quarantine(self) -> list[tuple[int, str, ObjectKey, int]]:
+        """Return ``(modification time, path, key, bytes)`` of what is quarantined, oldest first."""
+        found = []
+        for name, entry in self._io.listdir(self.quarantine):
+            key = _parse(name.rpartition(".")[0])
+            if key is not None and stat.S_ISREG(entry.st_mode):
+                found.append((entry.st_mtime_ns, f"{self.quarantine}/{name}", key, entry.st_size))
+        return sorted(found)
+
+    def _make_folder(self, key: ObjectKey) -> None:
+        _make(self._io, self.objects)
+        if _make(self._io, self.folder_of(key)) and self._fsync:
+            sync_directory(self._io, self.objects)
+
+    def _sweep(self, path: str) -> None:
+        """Remove a temporary whose writer is dead: a live one holds its lock."""
+        try:
+            fd = self._io.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if self._io.lock(fd):
+                    self.discard(path)
+            finally:
+                self._io.close(fd)
+        except FileNotFoundError:
+            _log.debug("%s was finished or removed meanwhile", path)
+        except OSError as error:
+            _log.warning("%s: left behind by a dead writer, and not removable: %s", path, describe(error))
+
+    def _check_mark(self) -> None:
+        path = f"{self.path}/layout"
+        try:
+            fd = self._io.open(path, READ)
+        except FileNotFoundError:
+            self._write_mark(path)
+            return
+        try:
+            raw = bytearray(64)
+            text = bytes(raw[: read_into(self._io, fd, memoryview(raw), 0)]).decode("ascii", "replace").split()
+        finally:
+            self._io.close(fd)
+        if len(text) != 2 or text[0] != _MARK or not text[1].isdigit():
+            raise TierUnavailable(f"{path}: not the mark of a store; give another directory, or an empty one")
+        if int(text[1]) != DIRECTORY_VERSION:
+            raise TierUnavailable(
+                f"{self.path}: layout {text[1]}, but this version reads {DIRECTORY_VERSION}; "
+                "use the version that wrote it, or another directory"
+            )
+
+    def _write_mark(self, path: str) -> None:
+        temporary = f"{path}.{os.urandom(8).hex()}{_TEMPORARY}"
+        fd = self._io.open(temporary, CREATE)
+        try:
+            write_all(self._io, fd, memoryview(f"{_MARK} {DIRECTORY_VERSION}\n".encode()), 0)
+            if self._fsync:
+                self._io.fsync(fd)
+        except OSError:
+            self.discard(temporary)
+            raise
+        finally:
+            self._io.close(fd)
+        self._io.rename(temporary, path)
+        if self._fsync:
+            sync_directory(self._io, self.path)
+
+
+def _parse(name: str) -> ObjectKey | None:
+    try:
+        return ObjectKey.parse(name)
+    except InvalidInput:
+        return None  # somebody else's file: not ours to count or to touch

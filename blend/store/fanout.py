@@ -1,0 +1,84 @@
+"""Writing one object to several tiers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from blend.errors import ObjectCorrupt, ResourceExhausted, StoreError
+from blend.store.base import Tier, Writer
+from blend.store.key import ObjectKey
+
+
+class FanOutWriter(Writer):
+    """Writers of one object in every tier that lacks it; goes on while one of them does, or a tier has the object.
+
+    Args:
+        tiers: fastest first; they commit in that order.
+        key, nbytes: the object.
+        on_fault: told the name of a tier that failed, and the error.
+
+    Raises:
+        ResourceExhausted, TierUnavailable: no tier takes it and none has it; the last one's reason.
+    """
+
+    def __init__(
+        self, tiers: Sequence[Tier], key: ObjectKey, nbytes: int, on_fault: Callable[[str, Exception], None]
+    ) -> None:
+        super().__init__(key, nbytes)
+        self._on_fault = on_fault
+        self._writers: list[tuple[Tier, Writer]] = []
+        self._known = False
+        fault: Exception | None = None
+        try:
+            for tier in tiers:
+                try:
+                    if tier.contains(key):
+                        self._known = True
+                    else:
+                        self._writers.append((tier, tier.start(key, nbytes)))
+                except (StoreError, ResourceExhausted) as error:
+                    on_fault(tier.name, error)
+                    fault = error
+            self._require_taker(fault)
+        except BaseException:
+            self.revoke()
+            raise
+
+    @property
+    def live(self) -> bool:
+        """Whether any tier is being written."""
+        return bool(self._writers)
+
+    def _require_taker(self, fault: Exception | None) -> None:
+        if not self._writers and not self._known:
+            raise fault or ResourceExhausted("there is no tier to store in: give one a budget")
+
+    def _write(self, offset: int, view: memoryview) -> None:
+        fault: Exception | None = None
+        for tier, writer in list(self._writers):
+            try:
+                writer.write(offset, view)
+            except StoreError as error:
+                self._on_fault(tier.name, error)
+                self._writers.remove((tier, writer))
+                fault = error
+        self._require_taker(fault)
+
+    def _commit(self) -> bool:
+        stored = False
+        fault: Exception | None = None
+        for tier, writer in list(self._writers):
+            try:
+                stored = writer.commit() or stored
+            except ObjectCorrupt:
+                raise  # what came in is wrong: no tier may keep it
+            except StoreError as error:
+                self._on_fault(tier.name, error)
+                self._writers.remove((tier, writer))
+                fault = error
+        self._require_taker(fault)
+        return stored and not self._known
+
+    def _revoke(self) -> None:
+        for _, writer in self._writers:
+            writer.revoke()

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from blend.store import DiskTier, HostTier, Tier, TieredStore
+
+MakeTier = Callable[[int], Tier]
+
+
+def _make(kind: str, directory: Path, capacity: int) -> Tier:
+    if kind == "host":
+        return HostTier(capacity)
+    disk = DiskTier(directory, capacity, fsync=False)
+    if kind == "disk":
+        return disk
+    return TieredStore([HostTier(capacity), disk])
+
+
+@pytest.fixture(params=["host", "disk", "tiered"])
+def make_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeTier]:
+    """Return a maker of tiers of each kind, by their budget in bytes (of each level, where there are several)."""
+    made: list[Tier] = []
+
+    def maker(capacity: int) -> Tier:
+        made.append(_make(request.param, tmp_path / str(len(made)), capacity))
+        return made[-1]
+
+    yield maker
+    for tier in made:
+        tier.close()
+
+
+@pytest.fixture
+def tier(make_tier: MakeTier) -> Tier:
+    return make_tier(1 << 20)
