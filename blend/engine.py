@@ -1,0 +1,469 @@
+"""The engine: documents' chunks go in once, prompts are answered from their KV. The path: plan → load → select →
+recompute → decode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from types import TracebackType
+from typing import Literal
+
+import torch
+
+from blend.chunks import ChunkCache, Loaded, Which
+from blend.config import EngineConfig
+from blend.errors import Closed, InvalidInput, InvalidPrompt, PromptTooLong
+from blend.model import source, support
+from blend.model.decoder import Decoder, Rows
+from blend.model.fingerprint import fingerprint
+from blend.model.tokenizer import Detokenizer
+from blend.recompute import calibration, planner, prefill
+from blend.recompute.canvas import Canvas
+from blend.recompute.select import Blend, selector
+from blend.reporting import build_report
+from blend.scheduler import Background, Turns
+from blend.stats import Counters, EngineStats
+from blend.store import LAYOUT_VERSION, open_store
+from blend.types import (
+    Answer,
+    Chunk,
+    Comparison,
+    Plan,
+    Prefill,
+    Prompt,
+    Report,
+    Token,
+    as_token_ids,
+)
+
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A validated request. ``arrived`` is the clock reading that TTFT counts from."""
+
+    prompt: Prompt
+    plan: Plan
+    namespace: str
+    capacity: int
+    arrived: float
+
+
+@dataclass(eq=False)
+class _State:
+    """A prefilled request: what decoding and reporting need."""
+
+    request: _Request
+    canvas: Canvas
+    token_ids: torch.Tensor
+    logits: torch.Tensor
+    report: Report
+
+
+class Engine:
+    """Answers prompts from chunk KV that was computed beforehand. Thread-safe; also a context manager.
+
+    Args:
+        config: all settings; defaults give the embedded model with a host and a disk tier.
+
+    Raises:
+        ModelError: the model cannot be found, fetched, trusted or supported.
+        TierUnavailable: the store's directory cannot be used.
+    """
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig()
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        loaded = source.load(self.config.model, dtype=self.config.dtype, device=self.config.device)
+        self.tokenizer = loaded.tokenizer
+        self.decoder = Decoder(loaded.model)
+        support.check(self.decoder)
+        self.sink = self._sink()
+        self.store, secret = open_store(self.config.store)
+        text_config = loaded.model.config.get_text_config(decoder=True)
+        self.model_fingerprint = fingerprint(
+            loaded.directory,
+            loaded.model.config.to_dict(),
+            tokenizer=self.tokenizer.digest,
+            dtype=str(self.decoder.dtype),
+            sink=self.sink,
+            layout_version=LAYOUT_VERSION,
+            rope=getattr(text_config, "rope_parameters", None) or {},
+        )
+        self._chunks = ChunkCache(self.decoder, self.sink, self.store, self.model_fingerprint, secret)
+        self.calibration = calibration.load(self.config.model, loaded.directory)
+        self._speed = planner.PrefillSpeed(self.decoder)
+        self._counters = Counters()
+        self._turns = Turns()
+        self._later = Background(self._turns, self._precompute_missed, name="blend-precompute")
+        self._closed = False
+
+    def _sink(self) -> tuple[int, ...]:
+        if self.config.sink != "bos":
+            ids = as_token_ids(self.config.sink)  # type: ignore[arg-type]
+            if ids and max(ids) >= self.decoder.vocab_size:
+                raise InvalidInput("sink", max(ids), f"token ids below {self.decoder.vocab_size}")
+            return ids
+        first = self.tokenizer.bos_or_template_start()
+        return () if first is None else (first,)
+
+    # ------------------------------------------------------------------ text
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of plain text. Nothing in it is parsed as a control token, and none is added."""
+        return self.tokenizer.encode(text)
+
+    def tokenize_template(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of trusted template text, its control tokens parsed; none is added."""
+        return self.tokenizer.encode_template(text)
+
+    # ---------------------------------------------------------------- chunks
+
+    def precompute(
+        self,
+        chunks: Iterable[Chunk],
+        behind: Sequence[Sequence[Chunk]] | None = None,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+    ) -> list[str]:
+        """Encode chunks that are not stored yet and store them; returns their content keys.
+
+        Args:
+            behind: for each chunk the related chunks that it is encoded behind (its ``conditioned`` variant).
+            namespace: whose chunks these are.
+
+        Raises:
+            PromptTooLong: a chunk exceeds the model's context.
+            ResourceExhausted, StoreError: no tier took a chunk.
+        """
+        wanted = list(chunks)
+        related: Sequence[Sequence[Chunk]] = [()] * len(wanted) if behind is None else behind
+        if len(related) != len(wanted):
+            raise InvalidInput("behind", f"{len(related)} entries", f"one for each of the {len(wanted)} chunks")
+        keys = []
+        for chunk, others in zip(wanted, related, strict=True):
+            with self._turns.turn():
+                keys.append(self._chunks.encode(chunk, namespace, others))
+                self._counters.add("precomputed")
+        return keys
+
+    def content_key(self, chunk: Chunk, *, namespace: str = DEFAULT_NAMESPACE) -> str:
+        """Return the key of a chunk: its tokens, the model and the namespace, keyed with the namespace's secret."""
+        return self._chunks.key(chunk, namespace)
+
+    def missing(self, chunks: Iterable[Chunk], *, namespace: str = DEFAULT_NAMESPACE) -> list[Chunk]:
+        """Return those chunks that do not seem to be stored. A hint: only a request knows."""
+        return [c for c in chunks if not self._chunks.has(c, namespace)]
+
+    def forget(self, chunks: Iterable[Chunk], *, namespace: str = DEFAULT_NAMESPACE) -> int:
+        """Remove chunks from every tier, and whatever was encoded behind them; returns how many objects went."""
+        with self._turns.turn():
+            return sum(self._chunks.forget(c, namespace) for c in chunks)
+
+    def _precompute_missed(self, missed: tuple[Chunk, str]) -> None:
+        self._chunks.encode(*missed)
+        self._counters.add("precomputed")
+
+    def _remember(self, request: _Request, report: Report) -> None:
+        """Queue one context-free precompute for every chunk that the store could not give."""
+        if not self.config.recompute_misses:
+            return
+        chunks = [s for s in request.prompt.segments if isinstance(s, Chunk)]
+        for chunk, seen in zip(chunks, report.chunks, strict=True):
+            if seen.outcome in ("miss", "failed"):
+                self._later.submit((chunk, request.namespace))
+
+    # --------------------------------------------------------------- answers
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 64,
+        plan: Plan | None = None,
+        namespace: str = DEFAULT_NAMESPACE,
+        compare_full: bool = False,
+        positions: bool = False,
+    ) -> Answer:
+        """Return the greedy answer with its report. Arguments and errors are those of :meth:`stream`."""
+        events = self.stream(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            plan=plan,
+            namespace=namespace,
+            compare_full=compare_full,
+            positions=positions,
+        )
+        for event in events:
+            if isinstance(event, Answer):
+                return event
+        raise RuntimeError("the stream ended without an answer")
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 64,
+        plan: Plan | None = None,
+        namespace: str = DEFAULT_NAMESPACE,
+        compare_full: bool = False,
+        positions: bool = False,
+    ) -> Iterator[Token | Answer]:
+        """Answer greedily, token by token; the last event is the :class:`Answer`. Closing the iterator cancels.
+
+        Args:
+            max_new_tokens: most tokens of the answer.
+            plan: how to prefill; ``None`` is ``Plan()``, that is ``auto``.
+            compare_full: also run the prompt at full prefill, after the answer, and report how close it was.
+            positions: report the recomputed positions.
+
+        Raises:
+            InvalidPlan, InvalidPrompt, PromptTooLong: at once, before anything runs.
+            Closed: the engine was closed.
+        """
+        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
+            raise InvalidInput("max_new_tokens", max_new_tokens, "an integer of 1 or more")
+        request = self._admit(prompt, plan, namespace, max_new_tokens)
+        return self._stream(request, max_new_tokens, compare_full, positions)
+
+    def _stream(
+        self, request: _Request, max_new_tokens: int, compare_full: bool, positions: bool
+    ) -> Iterator[Token | Answer]:
+        state = self._prefill(request, positions)
+        detokenizer = Detokenizer(self.tokenizer)
+        token = int(state.logits.argmax())
+        report = _at_first_token(state.report, request)
+        produced: list[int] = []
+        while token not in self.tokenizer.eos_ids and len(produced) < max_new_tokens:
+            produced.append(token)
+            yield Token(token, detokenizer.push(token))
+            if len(produced) < max_new_tokens:
+                token = self._next(state.canvas, token, len(request.prompt) + len(produced) - 1)
+        finish: Literal["stop", "length"] = "stop" if token in self.tokenizer.eos_ids else "length"
+        if compare_full:
+            report = replace(report, comparison=self._compare(state))
+        self._counters.finished(report, len(produced))
+        self._remember(request, report)
+        yield Answer(self.tokenizer.decode(produced), tuple(produced), finish, report)
+
+    def prefill(
+        self,
+        prompt: Prompt,
+        plan: Plan | None = None,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        reserve: int = 0,
+        compare_full: bool = False,
+        positions: bool = False,
+    ) -> Prefill:
+        """Prefill a prompt and return the last position's logits, the canvas and the report.
+
+        ``reserve`` adds room for that many further tokens to the canvas. Other arguments as for :meth:`stream`.
+        """
+        state = self._prefill(self._admit(prompt, plan, namespace, reserve), positions)
+        report = _at_first_token(state.report, state.request)
+        if compare_full:
+            report = replace(report, comparison=self._compare(state))
+        self._counters.finished(report, 0)
+        self._remember(state.request, report)
+        return Prefill(state.logits, state.canvas, report)
+
+    def score(
+        self,
+        prompt: Prompt,
+        continuation_ids: Sequence[int],
+        plan: Plan | None = None,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+    ) -> torch.Tensor:
+        """Return log-probabilities ``[T, V]`` float32 at each of the T tokens of a given continuation.
+
+        Row t is the distribution from which ``continuation_ids[t]`` would be drawn, the tokens before it forced.
+        """
+        ids = as_token_ids(continuation_ids)
+        self._check_ids("continuation_ids", ids)
+        state = self._prefill(self._admit(prompt, plan, namespace, len(ids)), positions=False)
+        return self.continuation(Prefill(state.logits, state.canvas, state.report), ids)
+
+    def continuation(self, prefill: Prefill, continuation_ids: Sequence[int]) -> torch.Tensor:
+        """Return what :meth:`score` returns, from a prefill whose canvas has room for all but the last token."""
+        ids = as_token_ids(continuation_ids)
+        self._check_ids("continuation_ids", ids)
+        start, end = prefill.report.tokens, prefill.report.tokens + len(ids) - 1
+        if end > prefill.canvas.length:
+            raise InvalidInput("continuation_ids", f"{len(ids)} tokens", f"{prefill.canvas.length - start + 1} at most")
+        logits = prefill.logits[None]
+        if len(ids) > 1:
+            device = self.decoder.device
+            rows = Rows(prefill.canvas, torch.arange(start, end, device=device), torch.tensor(ids[:-1], device=device))
+            with self._turns.turn():
+                rest = self.decoder.forward([rows], keep="all")
+            assert rest is not None
+            logits = torch.cat((logits, rest))
+        return logits.log_softmax(dim=-1)
+
+    def greedy(self, prefill: Prefill, max_new_tokens: int) -> tuple[int, ...]:
+        """Return the greedy answer's token ids from a prefill whose canvas has room for all but the last one."""
+        produced: list[int] = []
+        token = int(prefill.logits.argmax())
+        while token not in self.tokenizer.eos_ids and len(produced) < max_new_tokens:
+            produced.append(token)
+            if len(produced) < max_new_tokens:
+                token = self._next(prefill.canvas, token, prefill.report.tokens + len(produced) - 1)
+        return tuple(produced)
+
+    # ------------------------------------------------------------- the path
+
+    def _admit(self, prompt: Prompt, plan: Plan | None, namespace: str, reserve: int) -> _Request:
+        arrived = perf_counter()
+        if self._closed:
+            raise Closed("the engine is closed")
+        if not isinstance(prompt, Prompt):
+            raise InvalidPrompt("prompt", prompt, "a Prompt")
+        self._check_ids("prompt", prompt.token_ids)
+        plan = plan or Plan()
+        planner.decide(plan, self.calibration)
+        self._chunks.namespace(namespace)
+        capacity = len(prompt) + reserve
+        if capacity > self.decoder.max_positions:
+            raise PromptTooLong(capacity, self.decoder.max_positions, "prompt with room for its answer")
+        return _Request(prompt, plan, namespace, capacity, arrived)
+
+    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
+        if not ids:
+            raise InvalidPrompt(what, "no tokens", "at least one token id")
+        if min(ids) < 0 or max(ids) >= self.decoder.vocab_size:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise InvalidPrompt(what, wrong, f"token ids from 0 to {self.decoder.vocab_size - 1}")
+
+    def _prefill(self, request: _Request, positions: bool) -> _State:
+        """Plan, load, select, recompute: one request from its prompt to the logits of its last position."""
+        with self._turns.turn() as queue_ms:
+            prompt, layers = request.prompt, self.decoder.layers
+            decision = planner.decide(request.plan, self.calibration)
+            canvas = self.decoder.new_canvas(request.capacity)
+            token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
+            loaded = self._chunks.load(prompt, canvas, request.namespace, request.plan.variant, _which(decision.method))
+            blend = _blend(self.decoder, canvas, token_ids, prompt, loaded)
+            chooser = selector(decision.method)
+            probe = 0 if chooser is None else chooser.probe_cost(blend)
+            mandatory = len(prompt) - blend.cached
+            decision = planner.settle(
+                decision, cached=blend.cached, probe=probe, rows=mandatory, tokens=len(prompt), layers=layers
+            )
+            budget = decision.budget(layers, blend.cached)
+            if decision.method == "full":
+                blend = replace(blend, text=torch.ones_like(blend.text))
+                chooser = None
+            outcome = prefill.blended(blend, chooser, budget, self.config.max_rows)
+            self._speed.saw(self._speed.flops(outcome.rows.tolist()), outcome.recompute_ms)
+        report = build_report(
+            decision,
+            loaded,
+            blend,
+            budget,
+            outcome,
+            queue_ms=queue_ms,
+            full_estimate_ms=self._speed.full_ms(len(prompt)),
+            calibrated=self.calibration is not None,
+            positions=positions,
+        )
+        return _State(request, canvas, token_ids, outcome.logits, report)
+
+    def _next(self, canvas: Canvas, token: int, position: int) -> int:
+        """Return the greedy token after one more token."""
+        device = self.decoder.device
+        row = Rows(canvas, torch.tensor([position], device=device), torch.tensor([token], device=device))
+        with self._turns.turn():
+            logits = self.decoder.forward([row])
+        assert logits is not None
+        return int(logits[0].argmax())
+
+    def _compare(self, state: _State) -> Comparison:
+        """Run the same prompt at full prefill and return how far the request was from it."""
+        with self._turns.turn():
+            canvas = self.decoder.new_canvas(len(state.token_ids))
+            start = perf_counter()
+            full = prefill.full(self.decoder, canvas, state.token_ids, self.config.max_rows)
+            elapsed = (perf_counter() - start) * 1e3
+            self._speed.saw(self._speed.flops(range(len(state.token_ids))), elapsed)
+        kl = torch.nn.functional.kl_div(
+            state.logits.log_softmax(-1), full.log_softmax(-1), reduction="sum", log_target=True
+        )
+        return Comparison(elapsed, max(0.0, float(kl)), bool(full.argmax() == state.logits.argmax()))
+
+    # --------------------------------------------------------------- upkeep
+
+    def stats(self) -> EngineStats:
+        """Return counts since start, the model's shape and the store's tiers."""
+        d = self.decoder
+        return EngineStats(
+            model=self.config.model,
+            model_fingerprint=self.model_fingerprint,
+            device=str(d.device),
+            dtype=str(d.dtype).removeprefix("torch."),
+            layers=d.layers,
+            kv_bytes_per_token=2 * d.layers * d.kv_heads * d.head_dim * d.dtype.itemsize,
+            max_positions=d.max_positions,
+            calibrated=self.calibration is not None,
+            waiting=self._turns.waiting,
+            counters=self._counters.snapshot(),
+            background={"done": self._later.done, "failed": self._later.failed, "dropped": self._later.dropped},
+            tiers=self.store.tier_stats(),
+        )
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until no background precompute is left (``timeout`` in seconds); returns whether that is so."""
+        return self._later.wait_idle(timeout)
+
+    def close(self) -> None:
+        """Let the running step finish, stop the background thread and close the store. Safe to call again."""
+        if self._closed:
+            return
+        self._closed = True
+        self._turns.close()
+        self._later.close()
+        self.store.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _which(method: str) -> Which:
+    return {"full": "none", "prefix": "exact"}.get(method, "all")  # type: ignore[return-value]
+
+
+def _blend(decoder: Decoder, canvas: Canvas, token_ids: torch.Tensor, prompt: Prompt, loaded: Loaded) -> Blend:
+    """Describe the canvas to the selectors: what is loaded, what is missing, and where the question is."""
+    length = len(token_ids)
+    missing, held, exact = (torch.zeros(length, dtype=torch.bool, device=token_ids.device) for _ in range(3))
+    for mask, spans in ((missing, loaded.missing), (held, loaded.chunks), (exact, loaded.exact)):
+        for start, end in spans:
+            mask[start:end] = True
+    last_chunk = max((end for _, end, s in prompt.spans() if isinstance(s, Chunk)), default=0)
+    question = (min(last_chunk, length - 1), length)
+    text = ~(missing | held)
+    text[question[0] :] = True
+    return Blend(
+        decoder=decoder,
+        canvas=canvas,
+        token_ids=token_ids,
+        chunks=tuple(loaded.chunks),
+        candidates=held & ~exact,
+        missing=missing,
+        text=text,
+        question=question,
+    )
+
+
+def _at_first_token(report: Report, request: _Request) -> Report:
+    """Stop the TTFT clock: it runs from the request's arrival, queue and fetch included."""
+    return replace(report, timings=replace(report.timings, first_token=(perf_counter() - request.arrived) * 1e3))

@@ -1,0 +1,1 @@
+"""Numeric kernels of blended prefill. ``reference`` holds each one in plain torch."""

@@ -1,0 +1,103 @@
+"""Which method a request runs, and when full prefill is cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from blend.errors import InvalidPlan
+from blend.model.decoder import Decoder
+from blend.recompute.budget import Budget
+from blend.recompute.calibration import Calibration
+from blend.recompute.select import PLAIN_METHODS, methods
+from blend.types import Plan
+
+DEFAULT_RATIO = 0.15
+"""Share of cached tokens that a named method selects, and the cap of ``auto``, unless the plan says otherwise."""
+
+_WORTH_IT = 0.9
+"""``auto`` blends only where the estimated work is below this share of full prefill's."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The method to run (never ``auto``), its ratio and cap, whether ``auto`` chose it, and why."""
+
+    method: str
+    ratio: float
+    max_charged: float | None
+    automatic: bool
+    reason: str
+
+    def budget(self, layers: int, cached: int) -> Budget:
+        """Return the budget for ``cached`` reusable tokens."""
+        return Budget(layers, cached, self.ratio, self.max_charged)
+
+
+def decide(plan: Plan, calibration: Calibration | None) -> Decision:
+    """Turn a plan into a decision, before anything is looked up.
+
+    Raises:
+        InvalidPlan: the plan names an unknown method.
+    """
+    if plan.method not in methods():
+        raise InvalidPlan("method", plan.method, ", ".join(methods()))
+    if plan.method != "auto":
+        fixed = {"full": 1.0, "prefix": 0.0, "reuse": 0.0}
+        ratio = DEFAULT_RATIO if plan.ratio is None else plan.ratio
+        return Decision(plan.method, fixed.get(plan.method, ratio), plan.max_charged, False, "as asked")
+    if calibration is None:
+        return Decision("full", 1.0, None, True, "this model has no calibration")
+    point = calibration.choose(plan.max_kl)
+    if point is None:
+        return Decision("full", 1.0, None, True, f"no calibrated setting keeps the mean KL under {plan.max_kl:g}")
+    cap = DEFAULT_RATIO if plan.max_charged is None else plan.max_charged
+    if plan.max_kl is not None and point.charged > cap:
+        why = f"a mean KL under {plan.max_kl:g} needs a charge of {point.charged:.2f}, over the cap of {cap:g}"
+        return Decision("full", 1.0, None, True, why)
+    ratio = point.ratio if plan.max_charged is None or plan.max_kl is not None else cap
+    return Decision(point.method, ratio, cap, True, f"calibrated mean KL {point.kl:.3f} at ratio {point.ratio:g}")
+
+
+def settle(decision: Decision, *, cached: int, probe: int, rows: int, tokens: int, layers: int) -> Decision:
+    """Revise an automatic decision once it is known what was loaded.
+
+    Args:
+        cached: reusable tokens that were loaded. probe: token-layers of the selector's probe.
+        rows: mandatory rows. tokens: prompt length. layers: layers of the model.
+    """
+    if not decision.automatic or decision.method in PLAIN_METHODS:
+        return decision
+    if cached == 0:
+        return replace(decision, method="full", ratio=1.0, max_charged=None, reason="no chunk was in the store")
+    budget = decision.budget(layers, cached)
+    if budget.rows(probe) == 0:
+        why = f"choosing alone would use up the cap of {decision.max_charged:g}"
+        return replace(decision, method="full", ratio=1.0, max_charged=None, reason=why)
+    if rows + budget.rows(probe) + probe / layers >= _WORTH_IT * tokens:
+        why = "blending would save less than a tenth of the work"
+        return replace(decision, method="full", ratio=1.0, max_charged=None, reason=why)
+    return decision
+
+
+class PrefillSpeed:
+    """Estimates full-prefill time from the passes seen so far. It keeps the best rate, so as not to flatter."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._linear = decoder.linear_flops_per_row
+        self._attention = 4.0 * decoder.layers * decoder.heads * decoder.head_dim
+        self._best = 0.0
+
+    def flops(self, positions: Iterable[int]) -> float:
+        """Return the FLOPs of rows at ``positions``: linear layers, and attention over the keys to their left."""
+        rows = list(positions)
+        return len(rows) * self._linear + self._attention * (sum(rows) + len(rows))
+
+    def saw(self, flops: float, milliseconds: float) -> None:
+        """Record a pass."""
+        if milliseconds > 0:
+            self._best = max(self._best, flops / milliseconds)
+
+    def full_ms(self, tokens: int) -> float:
+        """Return the estimated full-prefill time of ``tokens`` in milliseconds; 0 before any pass was seen."""
+        return self.flops(range(tokens)) / self._best if self._best > 0 else 0.0

@@ -1,0 +1,47 @@
+"""Selectors by name. ``register`` lets evaluation add its own."""
+
+from __future__ import annotations
+
+from blend.errors import InvalidPlan
+from blend.recompute.select.base import Blend, Selection, Selector
+from blend.recompute.select.deviation import Deviation
+from blend.recompute.select.fixed import Head, Random
+from blend.recompute.select.query import Query
+
+_SELECTORS: dict[str, Selector] = {s.name: s for s in (Random(), Head(), Deviation(), Query())}
+
+PLAIN_METHODS = ("full", "prefix", "reuse")
+"""Methods that select nothing: no cache, the exact prefix alone, or everything as it is."""
+
+
+def register(selector: Selector) -> None:
+    """Add a selector under its name; a name that is taken is refused.
+
+    Raises:
+        InvalidPlan: the name is in use.
+    """
+    if selector.name in methods():
+        raise InvalidPlan("method", selector.name, f"a name other than {', '.join(methods())}")
+    _SELECTORS[selector.name] = selector
+
+
+def methods() -> tuple[str, ...]:
+    """Return every method that a plan may name, ``auto`` first."""
+    return ("auto", *PLAIN_METHODS, *_SELECTORS)
+
+
+def selector(method: str) -> Selector | None:
+    """Return the selector of a method, or ``None`` for one that selects nothing.
+
+    Raises:
+        InvalidPlan: there is no such method.
+    """
+    if method in PLAIN_METHODS:
+        return None
+    try:
+        return _SELECTORS[method]
+    except KeyError:
+        raise InvalidPlan("method", method, ", ".join(methods())) from None
+
+
+__all__ = ["PLAIN_METHODS", "Blend", "Selection", "Selector", "methods", "register", "selector"]

@@ -1,0 +1,92 @@
+"""The selector contract: which cached tokens are computed afresh."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from blend.model.decoder import Decoder
+from blend.recompute.budget import Budget
+from blend.recompute.canvas import Canvas
+
+
+@dataclass(frozen=True, eq=False)
+class Blend:
+    """A prompt whose canvas holds the KV of its loaded chunks, ready for selection.
+
+    Args:
+        decoder, canvas: the model and the request's KV.
+        token_ids: ``[N]`` int64.
+        chunks: ``(start, end)`` of every chunk whose KV was loaded, ascending.
+        candidates: ``[N]`` bool: loaded tokens whose KV is not exact already.
+        missing: ``[N]`` bool: tokens of chunks that have no KV; they are rows of the final pass.
+        text: ``[N]`` bool: plain text, the question included; rows of the final pass as well.
+        question: ``(start, end)`` of the plain text that ends the prompt.
+    """
+
+    decoder: Decoder
+    canvas: Canvas
+    token_ids: torch.Tensor
+    chunks: tuple[tuple[int, int], ...]
+    candidates: torch.Tensor
+    missing: torch.Tensor
+    text: torch.Tensor
+    question: tuple[int, int]
+
+    @property
+    def first_loaded(self) -> int:
+        """Start of the first loaded chunk, or the prompt's length: everything left of it is a plain prefill."""
+        return self.chunks[0][0] if self.chunks else len(self.token_ids)
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose KV was loaded."""
+        return sum(end - start for start, end in self.chunks)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What a selector chose and what choosing cost.
+
+    ``positions`` ``[S]`` int64 ascending; ``probe`` counts the token-layers that were computed to choose.
+    Every position below ``exact_until`` holds its final, exact KV already and need not run again.
+    """
+
+    positions: torch.Tensor
+    probe: int = 0
+    exact_until: int = 0
+
+
+class Selector(ABC):
+    """One way to choose. Selectors hold no state between requests."""
+
+    name: str
+
+    def probe_cost(self, blend: Blend) -> int:
+        """Return the token-layers that :meth:`scores` computes, known before it runs."""
+        return 0
+
+    def exact_until(self, blend: Blend) -> int:
+        """Return the position up to which :meth:`scores` leaves final, exact KV behind."""
+        return 0
+
+    @abstractmethod
+    def scores(self, blend: Blend) -> torch.Tensor:
+        """Return ``[N]`` float32: the higher, the sooner a token is selected. Only candidates are looked at."""
+
+    def select(self, blend: Blend, budget: Budget) -> Selection:
+        """Return the best candidates that the budget allows; among equal scores the earlier position wins.
+
+        No probe runs where there is nothing to choose: no budget, or enough for every candidate.
+        """
+        where = blend.candidates.nonzero().squeeze(1)
+        if budget.rows(probe=0) >= len(where):
+            return Selection(where)
+        probe = self.probe_cost(blend)
+        rows = budget.rows(probe)
+        if rows == 0:
+            return Selection(where[:0])
+        order = torch.sort(self.scores(blend)[where], descending=True, stable=True).indices[:rows]
+        return Selection(where[order].sort().values, probe, self.exact_until(blend))

@@ -1,0 +1,72 @@
+"""Selection by the question: tokens that the question's rows attend to most."""
+
+from __future__ import annotations
+
+import torch
+
+from blend.model.decoder import LayerAttention, Observer, Rows
+from blend.recompute.kernels import reference
+from blend.recompute.select.base import Blend, Selector
+
+
+class _Watch(Observer):
+    """Sums the attention mass of the last ``rows`` rows over all layers."""
+
+    def __init__(self, rows: int, length: int, device: torch.device) -> None:
+        self.rows = rows
+        self.total = torch.zeros(length, dtype=torch.float32, device=device)
+
+    def after_write(
+        self,
+        layer: int,
+        rows: Rows,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention: LayerAttention,
+    ) -> None:
+        """Add this layer's mass."""
+        self.total += reference.mass(
+            query[:, -self.rows :],
+            rows.canvas.k[layer],
+            rows.positions[-self.rows :],
+            scale=attention.scale,
+            window=attention.window,
+            softcap=attention.softcap,
+            visible=rows.visible,
+        )
+
+
+class Query(Selector):
+    """The question's attention mass on each cached token, summed over heads and layers (cf. ProphetKV, 2026).
+
+    The probe runs the plain text over the cached keys; tokens of missing chunks are hidden from it. What lies
+    left of the first loaded chunk runs along and is final afterwards, so the charge is for the rows behind it,
+    which the final pass computes again.
+    """
+
+    name = "query"
+
+    def _rows(self, blend: Blend) -> torch.Tensor:
+        rows = blend.text.clone()
+        rows[: blend.first_loaded] = True
+        return rows.nonzero().squeeze(1)
+
+    def probe_cost(self, blend: Blend) -> int:
+        """Every probe row behind the first loaded chunk, in every layer."""
+        return int((self._rows(blend) >= blend.first_loaded).sum()) * blend.decoder.layers
+
+    def exact_until(self, blend: Blend) -> int:
+        """Everything left of the first loaded chunk."""
+        return blend.first_loaded
+
+    def scores(self, blend: Blend) -> torch.Tensor:
+        """Return the mass per token."""
+        positions = self._rows(blend)
+        visible = torch.ones(blend.canvas.length, dtype=torch.bool, device=positions.device)
+        visible[blend.first_loaded : len(blend.missing)] = ~blend.missing[blend.first_loaded :]
+        start, end = blend.question
+        watch = _Watch(end - start, blend.canvas.length, positions.device)
+        rows = Rows(blend.canvas, positions, blend.token_ids[positions], visible=visible, observer=watch)
+        blend.decoder.forward([rows])
+        return watch.total[: len(blend.token_ids)]

@@ -1,0 +1,67 @@
+"""Turns what a prefill did into its report."""
+
+from __future__ import annotations
+
+from blend.chunks import Loaded
+from blend.recompute.budget import Budget
+from blend.recompute.planner import Decision
+from blend.recompute.prefill import Outcome
+from blend.recompute.select import PLAIN_METHODS, Blend
+from blend.types import Report, Timings
+
+
+def build_report(
+    decision: Decision,
+    loaded: Loaded,
+    blend: Blend,
+    budget: Budget,
+    outcome: Outcome,
+    *,
+    queue_ms: float,
+    full_estimate_ms: float,
+    calibrated: bool,
+    positions: bool,
+) -> Report:
+    """Return the report of a prefill, its TTFT still to be set.
+
+    At full prefill every cached token counts as selected and the charged ratio is 1, loaded or not.
+    """
+    tokens, cached = len(blend.token_ids), blend.cached
+    full = decision.method == "full"
+    selected = cached if full else len(outcome.selection.positions)
+    return Report(
+        mode=decision.method,
+        reason=decision.reason,
+        tokens=tokens,
+        cached=cached,
+        mandatory=tokens - cached,
+        selected=selected,
+        requested_ratio=decision.ratio,
+        selected_ratio=1.0 if full else selected / cached if cached else 0.0,
+        charged_ratio=1.0 if full else budget.charged(outcome.selection.probe, selected),
+        chunks=tuple(loaded.reports),
+        timings=Timings(
+            queue=queue_ms,
+            lookup=loaded.lookup_ms,
+            fetch=loaded.fetch_ms,
+            rotate=loaded.rotate_ms,
+            select=outcome.select_ms,
+            recompute=outcome.recompute_ms,
+        ),
+        full_estimate_ms=full_estimate_ms,
+        warnings=_warnings(decision, blend, budget, outcome, calibrated),
+        recomputed_positions=tuple(outcome.rows.tolist()) if positions else None,
+    )
+
+
+def _warnings(decision: Decision, blend: Blend, budget: Budget, outcome: Outcome, calibrated: bool) -> tuple[str, ...]:
+    found = []
+    if decision.method not in PLAIN_METHODS:
+        if not calibrated:
+            found.append("this model has no calibration: its loss against full prefill is unknown")
+        wanted = Budget(budget.layers, budget.cached, budget.ratio).rows(probe=0)
+        if wanted and len(outcome.selection.positions) == 0 and bool(blend.candidates.any()):
+            found.append(
+                f"max_charged={decision.max_charged:g} leaves nothing to select: chunks were reused as they are"
+            )
+    return tuple(found)

@@ -1,0 +1,226 @@
+"""The engine's public face: inputs it refuses, streams, threads, upkeep."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from blend import Answer, Chunk, Engine, EngineConfig, Plan, Prompt, StoreConfig, Text, Token
+from blend.errors import Closed, InvalidConfig, InvalidInput, InvalidPlan, InvalidPrompt, ModelError, PromptTooLong
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_model(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def engine(model: Path, tmp_path: Path) -> Iterator[Engine]:
+    with tiny.engine(model, tmp_path / "store") as made:
+        yield made
+
+
+def test_a_stream_ends_with_the_answer_that_generate_gives(engine: Engine) -> None:
+    prompt = tiny.prompt()
+    engine.precompute(tiny.chunks_of(prompt))
+    *tokens, last = engine.stream(prompt, max_new_tokens=9, plan=Plan("query", 0.2))
+    want = engine.generate(prompt, max_new_tokens=9, plan=Plan("query", 0.2))
+    assert isinstance(last, Answer)
+    assert all(isinstance(t, Token) for t in tokens)
+    assert tuple(t.token_id for t in tokens if isinstance(t, Token)) == last.token_ids == want.token_ids
+    assert last.finish_reason == want.finish_reason
+    assert last.report.mode == "query"
+
+
+def test_greedy_tokens_are_those_of_stock_generation(engine: Engine, model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    prompt = tiny.prompt()
+    stock = AutoModelForCausalLM.from_pretrained(model).eval()
+    ids = torch.tensor([prompt.token_ids])
+    want = stock.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
+    got = engine.generate(prompt, max_new_tokens=12, plan=Plan("full"))
+    assert list(got.token_ids) == [t for t in want if t != 2]
+    assert got.finish_reason == ("stop" if 2 in want else "length")
+
+
+def test_an_end_token_stops_and_is_not_part_of_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = tiny.prompt()
+    free = engine.generate(prompt, max_new_tokens=6, plan=Plan("full")).token_ids
+    end = free[3]
+    monkeypatch.setattr(type(engine.tokenizer), "eos_ids", property(lambda self: frozenset({end})))
+    got = engine.generate(prompt, max_new_tokens=6, plan=Plan("full"))
+    assert got.finish_reason == "stop"
+    assert got.token_ids == free[: free.index(end)]
+
+
+def test_a_stream_that_is_dropped_leaves_the_engine_usable(engine: Engine) -> None:
+    stream = engine.stream(tiny.prompt(), max_new_tokens=50, plan=Plan("full"))
+    next(iter(stream))
+    engine.generate(tiny.prompt(seed=5), max_new_tokens=2, plan=Plan("full"))
+    stream.close()  # type: ignore[attr-defined]
+    assert engine.generate(tiny.prompt(seed=6), max_new_tokens=2, plan=Plan("full")).token_ids
+
+
+def test_streams_may_interleave_and_keep_their_own_answers(engine: Engine) -> None:
+    prompts = [tiny.prompt(seed=s) for s in range(3)]
+    alone = [engine.generate(p, max_new_tokens=6, plan=Plan("full")).token_ids for p in prompts]
+    streams = [engine.stream(p, max_new_tokens=6, plan=Plan("full")) for p in prompts]
+    found: list[list[int]] = [[] for _ in prompts]
+    running = dict(enumerate(streams))
+    while running:
+        for i, stream in list(running.items()):
+            event = next(stream)
+            if isinstance(event, Answer):
+                del running[i]
+            else:
+                found[i].append(event.token_id)
+    assert [tuple(f) for f in found] == alone
+
+
+def test_many_threads_get_what_they_would_get_alone(engine: Engine) -> None:
+    prompts = [tiny.prompt(seed=s) for s in range(4)]
+    for p in prompts:
+        engine.precompute(tiny.chunks_of(p))
+    plan = Plan("query", 0.3)
+    alone = [engine.generate(p, max_new_tokens=4, plan=plan).token_ids for p in prompts]
+    found: dict[int, tuple[int, ...]] = {}
+
+    def ask(i: int) -> None:
+        found[i] = engine.generate(prompts[i % 4], max_new_tokens=4, plan=plan).token_ids
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert [found[i] for i in range(8)] == alone * 2
+
+
+def test_a_prompt_without_room_for_its_answer(engine: Engine) -> None:
+    limit = engine.decoder.max_positions
+    prompt = Prompt([Text(tiny.random_ids(limit - 4, 1))])
+    assert len(engine.generate(prompt, max_new_tokens=4, plan=Plan("full")).token_ids) <= 4
+    with pytest.raises(PromptTooLong, match=f"{limit + 1} tokens.*at most {limit}"):
+        engine.generate(prompt, max_new_tokens=5)
+    with pytest.raises(PromptTooLong):
+        engine.precompute([Chunk(tiny.random_ids(limit, 1))])
+
+
+def test_bad_input_is_refused_at_once_and_named(engine: Engine) -> None:
+    prompt = tiny.prompt()
+    with pytest.raises(InvalidPlan, match="method.*quarry.*query"):
+        engine.stream(prompt, plan=Plan("quarry"))
+    with pytest.raises(InvalidInput, match="max_new_tokens"):
+        engine.stream(prompt, max_new_tokens=0)
+    with pytest.raises(InvalidInput, match="namespace"):
+        engine.stream(prompt, namespace="")
+    with pytest.raises(InvalidPrompt, match="260"):
+        engine.prefill(Prompt([Text((1, 260))]))
+    with pytest.raises(InvalidPrompt, match="260"):
+        engine.precompute([Chunk((260,))])
+    with pytest.raises(InvalidPrompt):
+        engine.score(prompt, [])
+    with pytest.raises(InvalidInput, match="behind"):
+        engine.precompute([Chunk((5,))], behind=[])
+    with pytest.raises(InvalidPrompt):
+        engine.prefill("text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), float("inf"), "0.1", True])
+def test_a_ratio_outside_0_to_1_is_refused(ratio: object) -> None:
+    with pytest.raises(InvalidPlan, match="ratio"):
+        Plan("query", ratio=ratio)  # type: ignore[arg-type]
+
+
+def test_empty_things_are_refused() -> None:
+    for make in (lambda: Chunk([]), lambda: Text([]), lambda: Prompt([]), lambda: Chunk([-1])):
+        with pytest.raises(InvalidPrompt):
+            make()
+    with pytest.raises(InvalidPlan):
+        Plan("auto", ratio=0.3)
+    with pytest.raises(InvalidPlan):
+        Plan(variant="other")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"device": "tpu"}, {"dtype": "int4"}, {"sink": "eos"}, {"max_rows": 0}, {"threads": 0}, {"model": ""}]
+)
+def test_a_wrong_setting_is_refused_by_name(settings: dict[str, object]) -> None:
+    with pytest.raises(InvalidConfig, match=next(iter(settings))):
+        EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no-model"):
+        Engine(EngineConfig(model=str(tmp_path / "no-model")))
+
+
+def test_a_closed_engine_says_so(model: Path, tmp_path: Path) -> None:
+    engine = tiny.engine(model, tmp_path)
+    stream = engine.stream(tiny.prompt(), plan=Plan("full"))
+    next(iter(stream))
+    engine.close()
+    engine.close()
+    with pytest.raises(Closed):
+        engine.generate(tiny.prompt())
+    with pytest.raises(Closed):
+        next(stream)
+    assert not [t for t in threading.enumerate() if t.name == "blend-precompute"]
+
+
+def test_a_missed_chunk_is_there_the_next_time(model: Path, tmp_path: Path) -> None:
+    prompt = tiny.prompt()
+    with tiny.engine(model, tmp_path, recompute_misses=True) as engine:
+        first = engine.prefill(prompt, Plan("query", 0.2)).report
+        assert {c.outcome for c in first.chunks} == {"miss"}
+        assert engine.wait_idle(60)
+        second = engine.prefill(prompt, Plan("query", 0.2)).report
+        assert {c.outcome for c in second.chunks} == {"hit"}
+
+
+def test_auto_without_calibration_runs_full_and_a_named_method_warns(engine: Engine) -> None:
+    prompt = tiny.prompt()
+    engine.precompute(tiny.chunks_of(prompt))
+    report = engine.prefill(prompt).report
+    assert (report.mode, report.charged_ratio) == ("full", 1.0)
+    assert "calibration" in report.reason
+    assert {c.outcome for c in report.chunks} == {"unused"}
+    assert any("calibration" in w for w in engine.prefill(prompt, Plan("query")).report.warnings)
+
+
+def test_two_engines_share_a_directory(model: Path, tmp_path: Path) -> None:
+    prompt = tiny.prompt()
+    with tiny.engine(model, tmp_path) as one, tiny.engine(model, tmp_path) as two:
+        one.precompute(tiny.chunks_of(prompt))
+        report = two.prefill(prompt, Plan("reuse")).report
+        assert {(c.outcome, c.tier) for c in report.chunks} == {("hit", "disk")}
+
+
+def test_a_store_of_host_memory_alone_and_none_at_all(model: Path, tmp_path: Path) -> None:
+    prompt = tiny.prompt()
+    host = StoreConfig(host_bytes=64 << 20, disk_bytes=0, directory=tmp_path)
+    with tiny.engine(model, tmp_path, store=host) as engine:
+        engine.precompute(tiny.chunks_of(prompt))
+        assert {c.tier for c in engine.prefill(prompt, Plan("reuse")).report.chunks} == {"host"}
+    with pytest.raises(InvalidConfig, match="host_bytes"):
+        StoreConfig(host_bytes=0, disk_bytes=0)
+
+
+def test_stats_count_requests_and_chunks(engine: Engine) -> None:
+    prompt = tiny.prompt()
+    engine.precompute(tiny.chunks_of(prompt))
+    engine.generate(prompt, max_new_tokens=2, plan=Plan("query", 0.2))
+    stats = engine.stats().as_dict()
+    assert stats["counters"]["requests"] == 1
+    assert stats["counters"]["precomputed"] == 3
+    assert stats["counters"]["chunks_hit"] == 3
+    assert stats["counters"]["modes"] == {"query": 1}
+    assert stats["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 4
+    assert [t["name"] for t in stats["tiers"]] == ["host", "disk"]
+    assert all(t["objects"] == 3 for t in stats["tiers"])
