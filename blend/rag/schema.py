@@ -1,0 +1,108 @@
+"""The catalog's tables, and the check that a file holds them."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+
+from blend.errors import ObjectCorrupt
+
+SCHEMA_VERSION = 1
+
+_LOG = logging.getLogger(__name__)
+_APPLICATION_ID = 0x626C6E64  # "blnd"
+
+# Row ids of chunks are never reused, so that an index entry cannot come to mean another chunk. The text stands last
+# in its table, because reading a later column would walk through it.
+_TABLES = (
+    """CREATE TABLE documents (
+        row INTEGER PRIMARY KEY,
+        namespace TEXT NOT NULL,
+        id TEXT NOT NULL,
+        title TEXT NOT NULL,
+        sha256 TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        pipeline TEXT NOT NULL,
+        nbytes INTEGER NOT NULL,
+        created REAL NOT NULL,
+        updated REAL NOT NULL,
+        text TEXT NOT NULL,
+        UNIQUE (namespace, id)
+    )""",
+    """CREATE TABLE chunks (
+        row INTEGER PRIMARY KEY AUTOINCREMENT,
+        document INTEGER NOT NULL REFERENCES documents (row) ON DELETE CASCADE,
+        ordinal INTEGER NOT NULL,
+        start_char INTEGER NOT NULL,
+        end_char INTEGER NOT NULL,
+        content_key TEXT NOT NULL,
+        text TEXT NOT NULL,
+        token_ids BLOB NOT NULL,
+        embedding BLOB NOT NULL,
+        UNIQUE (document, ordinal)
+    )""",
+    "CREATE INDEX chunks_by_key ON chunks (content_key)",
+    """CREATE TABLE generations (
+        namespace TEXT NOT NULL,
+        generation INTEGER NOT NULL,
+        stamp TEXT NOT NULL,
+        PRIMARY KEY (namespace, generation)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE changes (
+        seq INTEGER PRIMARY KEY,
+        namespace TEXT NOT NULL,
+        generation INTEGER NOT NULL,
+        op INTEGER NOT NULL,
+        chunk INTEGER NOT NULL
+    )""",
+    "CREATE INDEX changes_by_generation ON changes (namespace, generation)",
+)
+
+
+def prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Set up a connection, and the tables of a new file.
+
+    Raises:
+        ObjectCorrupt: the file is another program's database, or was written by a newer version.
+        sqlite3.Error: it cannot be read, or is no database.
+    """
+    version, application, tables = _state(db)
+    if application != _APPLICATION_ID and (tables or application or version):
+        raise ObjectCorrupt(f"{path} is a database, but not a catalog of blend")
+    if version > SCHEMA_VERSION:
+        raise ObjectCorrupt(
+            f"the catalog {path} has schema version {version}; this version of blend reads up to {SCHEMA_VERSION}: "
+            "use a newer blend, or another data directory"
+        )
+    mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        _LOG.warning("the catalog %s is in journal mode %s: its file system has no write-ahead log", path, mode)
+    db.execute("PRAGMA foreign_keys = ON")
+    # A deletion must be on the device before KV goes, so commits are flushed.
+    db.execute("PRAGMA synchronous = FULL")
+    if version == 0:
+        _create(db)
+
+
+def _state(db: sqlite3.Connection) -> tuple[int, int, int]:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    tables = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+    return int(version), int(application), int(tables)
+
+
+def _create(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have been first.
+        if _state(db)[0] == 0:
+            for statement in _TABLES:
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
