@@ -1,0 +1,68 @@
+"""Text and Markdown files as documents."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from blend.errors import InvalidDocument, NotFound
+from blend_server.client.api import Document
+
+SUFFIXES = (".md", ".markdown", ".txt")
+"""Files that are taken from a directory; a file that is named itself may be called anything."""
+
+_HEADING = re.compile(r"#{1,6}\s+(?P<title>.*?)\s*#*\s*")
+_FENCE = ("```", "~~~")
+_TITLE_BYTES = 64 * 1024
+_MAX_TITLE = 200
+
+
+def find(paths: Iterable[str]) -> list[str]:
+    """The files that ``paths`` name, each once, in order; of a directory all text and Markdown files below it.
+
+    A path that does not exist is kept, so that it fails as a document of its own.
+    """
+    found: dict[str, None] = {}
+    for path in paths:
+        if not os.path.isdir(path):
+            found[path] = None
+            continue
+        for directory, folders, names in os.walk(path):
+            folders.sort()
+            found.update((os.path.join(directory, n), None) for n in sorted(names) if n.lower().endswith(SUFFIXES))
+    return list(found)
+
+
+def read(path: str, limit: int) -> Document:
+    """The document in a file: its id is ``path`` as given, its title the first heading, else the file's name.
+
+    The bytes are not decoded: whether they are text is for the server to say.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidDocument: it is no regular file, cannot be read, or is larger than ``limit`` bytes.
+    """
+    try:
+        if not os.path.isfile(path):
+            if os.path.lexists(path):
+                raise InvalidDocument("file", path, "a regular file")
+            raise NotFound("file", path)
+        if (size := os.path.getsize(path)) > limit:
+            raise InvalidDocument("file", f"{size} bytes", f"at most {limit} bytes (split the document)")
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidDocument("file", path, f"a file that can be read ({error.strerror})") from error
+    return Document(path, content, title(content) or os.path.basename(path))
+
+
+def title(content: bytes) -> str:
+    """The first Markdown heading of a text, outside of fenced code; an empty string if there is none."""
+    fenced = False
+    for line in content[:_TITLE_BYTES].decode("utf-8-sig", "replace").splitlines():
+        if line.lstrip().startswith(_FENCE):
+            fenced = not fenced
+        elif not fenced and (match := _HEADING.fullmatch(line)) and match["title"]:
+            return match["title"][:_MAX_TITLE]
+    return ""

@@ -1,0 +1,147 @@
+"""What ``blend-client`` prints for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.text import Text
+
+from blend.types import Report
+from blend_server.proto.blend.v1 import blend_pb2 as pb
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def safe(text: str) -> str:
+    """Text without control characters, which a terminal could take for commands; line ends and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def size(count: int) -> str:
+    """A number of bytes, such as ``1.5 MiB``."""
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def counted(count: int, unit: str) -> str:
+    """``1 chunk``, ``2 chunks``."""
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+
+
+def milliseconds(value: float) -> str:
+    """A duration, such as ``312 ms`` or ``1.84 s``."""
+    return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.2f} s"
+
+
+def passages(console: Console, found: Iterable[pb.Passage], *, texts: bool) -> None:
+    """Print which passages a prompt holds and how well they fit, on request with their text."""
+    for passage in found:
+        line = Text.assemble((f"{passage.score:.3f}  ", "dim"), safe(f"{passage.document_id} #{passage.ordinal}"))
+        line.append(safe(f"  {passage.title}  {passage.tokens} tokens"), style="dim")
+        if texts:
+            line.append("\n" + safe(passage.text.strip()) + "\n", style="italic")
+        console.print(line)
+
+
+def report(console: Console, made: Report) -> None:
+    """Print a report's line, and its warnings."""
+    parts = [f"TTFT {milliseconds(made.timings.ttft)}"]
+    if made.full_ms > 0:
+        how = "" if made.comparison else " (estimated)"
+        parts += [f"full prefill {milliseconds(made.full_ms)}{how}", f"speed-up {made.speedup:.2f}"]
+    parts += [f"{made.mode}, charged {made.charged_ratio:.3f}", _where(made)]
+    if made.comparison is not None:
+        parts.append(f"first-token KL {made.comparison.first_token_kl:.4f}")
+    console.print(Text(" | ".join(parts), style="dim"))
+    _rows(console, [("warning", warning) for warning in made.warnings])
+
+
+def details(console: Console, made: Report) -> None:
+    """Print a whole report: what was reused, what was computed, how long it took, how close it is to full prefill."""
+    rows = [
+        ("mode", f"{made.mode} ({made.reason})" if made.reason else made.mode),
+        ("tokens", f"{made.tokens} in the prompt: {made.cached} cached, {made.mandatory} mandatory"),
+        ("recomputed", _recomputed(made)),
+        ("served", _chunks(made)),
+        ("first token", _first_token(made)),
+        ("spent on", _spent(made)),
+    ]
+    if (comparison := made.comparison) is not None:
+        agrees = "the same" if comparison.top1_agrees else "another"
+        rows.append(("fidelity", f"KL {comparison.first_token_kl:.4f} nats, {agrees} most likely first token"))
+    if made.recomputed_positions is not None:
+        rows.append(("positions", ranges(made.recomputed_positions)))
+    _rows(console, [*rows, *(("warning", warning) for warning in made.warnings)])
+
+
+def _rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
+    for name, value in rows:
+        console.print(Text.assemble((f"{name:<12} ", "dim"), safe(value)))
+
+
+def _recomputed(made: Report) -> str:
+    if made.cached == 0:
+        return "nothing was reused"
+    ratios = f"{made.requested_ratio:.3f} asked for, {made.selected_ratio:.3f} selected"
+    return f"{made.selected} of the cached tokens: {ratios}, {made.charged_ratio:.3f} charged"
+
+
+def _chunks(made: Report) -> str:
+    read = sum(c.nbytes for c in made.chunks)
+    return _where(made) + (f"; {size(read)} read" if read else "")
+
+
+def _where(made: Report) -> str:
+    """How many chunks each tier served, and what became of the others."""
+    where = Counter(c.tier or c.outcome if c.outcome == "hit" else c.outcome for c in made.chunks)
+    return "chunks: " + (", ".join(f"{count} {name}" for name, count in where.items()) or "none")
+
+
+def _first_token(made: Report) -> str:
+    if made.full_ms <= 0 or (made.cached == 0 and made.comparison is None):
+        return milliseconds(made.timings.ttft)
+    how = "measured" if made.comparison else "estimated"
+    full = f"full prefill {milliseconds(made.full_ms)} ({how})"
+    return f"{milliseconds(made.timings.ttft)}; {full}, {made.speedup:.2f} times as long"
+
+
+def _spent(made: Report) -> str:
+    spent = ("queue", "lookup", "fetch", "rotate", "select", "recompute")
+    return ", ".join(f"{name} {getattr(made.timings, name):.1f}" for name in spent) + " ms"
+
+
+def ranges(positions: Iterable[int]) -> str:
+    """Ascending positions with runs joined: ``3-7, 12``."""
+    runs: list[list[int]] = []
+    for position in positions:
+        if runs and position == runs[-1][1] + 1:
+            runs[-1][1] = position
+        else:
+            runs.append([position, position])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def stats(console: Console, found: pb.Stats) -> None:
+    """Print the server's figures."""
+    engine, corpus, queue, limits = found.engine, found.corpus, found.queue, found.limits
+    documents = [counted(corpus.documents, "document"), counted(corpus.chunks, "chunk"), f"{corpus.tokens} tokens"]
+    if corpus.outdated:
+        documents.append(f"{counted(corpus.outdated, 'document')} outdated: ingest again to use")
+    tiers = [
+        (f"tier {t.name}", f"{counted(t.objects, 'object')}, {size(t.used_bytes)} of {size(t.capacity_bytes)}")
+        for t in engine.tiers
+    ]
+    sizes = f"document {size(limits.max_document_bytes)}, message {size(limits.max_message_bytes)}"
+    rows = [
+        ("server", f"{found.version}, up since {found.started_at.ToDatetime():%Y-%m-%d %H:%M:%S} UTC"),
+        ("model", f"{engine.model}, {engine.layers} layers, {engine.dtype} on {engine.device}"),
+        ("corpus", ", ".join(documents)),
+        ("requests", f"{engine.requests} answered; {queue.requests} now, {queue.max_queue} may wait"),
+        *tiers,
+        ("limits", f"{sizes}, context {limits.context_tokens} tokens"),
+    ]
+    _rows(console, rows)

@@ -1,0 +1,195 @@
+"""Around every call of the service: request ids, one log line, blend's errors as gRPC status codes, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import traceback
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import grpc
+
+from blend import errors
+
+logger = logging.getLogger("blend_server")
+
+REQUEST_ID_KEY = "x-request-id"
+ERROR_KEY = "blend-error"
+FIELD_KEY = "blend-field"
+
+request_id: ContextVar[str] = ContextVar("request_id", default="-")
+"""The id of the call that this task serves."""
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_METHODS = "/blend.v1.BlendService/"
+_MAX_MESSAGE_BYTES = 1500
+
+_CODES: tuple[tuple[type[errors.BlendError], grpc.StatusCode], ...] = (
+    (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.NotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.ModelError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.StoreError, grpc.StatusCode.UNAVAILABLE),
+    (errors.Closed, grpc.StatusCode.UNAVAILABLE),
+)
+
+
+class Status(NamedTuple):
+    """What a client learns of an error: a status code, a message, and trailing metadata."""
+
+    code: grpc.StatusCode
+    message: str
+    metadata: tuple[tuple[str, str], ...]
+
+
+def status_of(error: BaseException) -> Status:
+    """The status for ``error``. One that blend did not raise on purpose is logged under an incident id.
+
+    The log gets the types and the stack of such an error, never its message: that may quote a document.
+    """
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            metadata = [(ERROR_KEY, type(error).__name__)]
+            if isinstance(error, errors.InvalidInput):
+                metadata.append((FIELD_KEY, error.field))
+            return Status(code, _short(str(error)), tuple(metadata))
+    incident = uuid.uuid4().hex[:12]
+    logger.error(
+        "incident=%s request_id=%s error=%s stack=%s", incident, request_id.get(), _types(error), _stack(error)
+    )
+    return Status(grpc.StatusCode.INTERNAL, f"internal error; incident {incident}", ((ERROR_KEY, "Internal"),))
+
+
+class InFlight:
+    """Counts the calls that run, and turns new ones away once it drains. Belongs to the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Count one call.
+
+        Raises:
+            Closed: the server drains.
+        """
+        if self._draining:
+            raise errors.Closed("the server is shutting down")
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if self._calls == 0:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> bool:
+        """Turn new calls away and wait for the running ones; returns whether all of them ended in time."""
+        self._draining = True
+        if self._idle.is_set():
+            return True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+
+class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Wraps every rpc of ``blend.v1.BlendService``, unary or streaming; other services pass through."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        """Return the rpc's handler, wrapped."""
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        if handler is None or not method.startswith(_METHODS):
+            return handler
+        shape = {True: "stream", False: "unary"}
+        kind = f"{shape[handler.request_streaming]}_{shape[handler.response_streaming]}"
+        wrap = self._stream if handler.response_streaming else self._unary
+        return getattr(grpc, f"{kind}_rpc_method_handler")(
+            wrap(method.removeprefix(_METHODS), getattr(handler, kind)),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _unary(self, name: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+        async def call(request: Any, context: Any) -> Any:
+            async with self._guard(name, context):
+                return await behaviour(request, context)
+
+        return call
+
+    def _stream(self, name: str, behaviour: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., Any]:
+        async def call(request: Any, context: Any) -> AsyncGenerator[Any, None]:
+            # Closed here and now, not when it is collected: a call that ends early must let go of the engine.
+            async with self._guard(name, context), aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return call
+
+    @asynccontextmanager
+    async def _guard(self, name: str, context: Any) -> AsyncGenerator[None, None]:
+        call_id = _call_id(context)
+        request_id.set(call_id)
+        context.set_trailing_metadata(((REQUEST_ID_KEY, call_id),))
+        start, code = perf_counter(), grpc.StatusCode.OK.name
+        try:
+            await context.send_initial_metadata(((REQUEST_ID_KEY, call_id),))
+            with self._in_flight.call():
+                yield
+        except (asyncio.CancelledError, GeneratorExit):
+            code = grpc.StatusCode.CANCELLED.name
+            raise
+        except Exception as error:  # noqa: BLE001 - the edge: what it is not, becomes INTERNAL
+            status = status_of(error)
+            code = status.code.name
+            await context.abort(status.code, status.message, ((REQUEST_ID_KEY, call_id), *status.metadata))
+        finally:
+            elapsed = (perf_counter() - start) * 1e3
+            logger.info("rpc=%s request_id=%s code=%s ms=%.1f", name, call_id, code, elapsed)
+
+
+def _call_id(context: Any) -> str:
+    """The id that the client sent, where it is usable, else a new one."""
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
+            return value
+    return uuid.uuid4().hex
+
+
+def _types(error: BaseException) -> str:
+    """``KeyError<-OSError``: the error's type, then those of what it was raised from."""
+    names: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(names) < 8:
+        names.append(type(current).__name__)
+        current = current.__cause__ or current.__context__
+    return "<-".join(names)
+
+
+def _stack(error: BaseException) -> str:
+    """``file:line:function`` of the innermost frames, outermost first, without any values."""
+    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    return "|".join(f"{Path(f.filename).name}:{f.lineno}:{f.name}" for f in frames)
+
+
+def _short(message: str) -> str:
+    """A message that fits into HTTP/2 headers, where each byte may take three."""
+    data = message.encode("utf-8", "replace")
+    return message if len(data) <= _MAX_MESSAGE_BYTES else data[:_MAX_MESSAGE_BYTES].decode("utf-8", "ignore") + "…"

@@ -1,0 +1,1 @@
+"""The protocol: ``blend/v1/blend.proto`` and the code that ``scripts/proto`` generates from it."""

@@ -1,0 +1,156 @@
+"""A server from its settings: engine, library and gRPC, started and stopped in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from blend.config import EngineConfig, ServerConfig
+from blend.engine import Engine
+from blend.errors import Closed, InvalidConfig
+from blend.rag.embedding import Embedder
+from blend.rag.library import Library
+from blend_server.interceptors import Edge, InFlight
+from blend_server.proto.blend.v1 import blend_pb2 as pb
+from blend_server.proto.blend.v1 import blend_pb2_grpc
+from blend_server.service import BlendService
+
+logger = logging.getLogger("blend_server")
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["BlendService"].full_name
+
+
+class BlendServer:
+    """The service on an event loop in a thread of its own. Also a context manager, which starts and stops it.
+
+    Args:
+        config: all settings; catalog, index and stored KV live below ``config.path`` unless the engine's store
+            names a directory of its own.
+    """
+
+    def __init__(self, config: ServerConfig | None = None) -> None:
+        self.config = config or ServerConfig()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._resources = ExitStack()
+        self._port = 0
+
+    @property
+    def address(self) -> str:
+        """``host:port`` as bound; with port 0 in the settings only known after :meth:`start`."""
+        host = self.config.address.rpartition(":")[0]
+        return f"{host}:{self._port}"
+
+    def start(self) -> int:
+        """Load the model, open the library, listen; returns the bound port once requests are served.
+
+        Raises:
+            InvalidConfig: the address cannot be bound.
+            ModelError: the model cannot be used.
+            StoreError: the data directory cannot be used.
+            Closed: it was started before.
+        """
+        if self._thread is not None:
+            raise Closed("a server starts once")
+        with ExitStack() as resources:
+            engine = Engine(_engine_config(self.config))
+            resources.callback(engine.close)
+            embedder = Embedder(self.config.rag.embedding_model)
+            embedder.load()  # or the first question would pay for it
+            library = Library(self.config.path / "library", self.config.rag, engine.tokenizer, embedder)
+            resources.callback(library.close)
+            started: Future[int] = Future()
+            self._thread = threading.Thread(
+                target=self._run, args=(BlendService(engine, library, self.config), started), name="blend-server"
+            )
+            self._thread.start()
+            self._port = started.result()
+            self._resources = resources.pop_all()
+        logger.info("event=started address=%s model=%s", self.address, self.config.engine.model)
+        return self._port
+
+    def stop(self) -> None:
+        """Stop serving: health says so, running requests get ``drain_seconds``, then everything is closed."""
+        if self._thread is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._loop = None
+        self._resources.close()
+
+    def __enter__(self) -> BlendServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self, service: BlendService, started: Future[int]) -> None:
+        try:
+            asyncio.run(self._serve(service, started))
+        except Exception as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    async def _serve(self, service: BlendService, started: Future[int]) -> None:
+        self._loop = asyncio.get_running_loop()
+        in_flight, checks = InFlight(), health.aio.HealthServicer()
+        server = _server(self.config, Edge(in_flight))
+        blend_pb2_grpc.add_BlendServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        port = _bind(server, self.config.address)
+        await server.start()
+        await checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+        started.set_result(port)
+        await self._stop.wait()
+        # Watchers of the health service stay connected as long as they like, so the drain counts our own calls.
+        await checks.enter_graceful_shutdown()
+        drained = await in_flight.drain(self.config.drain_seconds)
+        await server.stop(None)
+        await service.close()
+        logger.info("event=stopped drained=%s", str(drained).lower())
+
+
+def _engine_config(config: ServerConfig) -> EngineConfig:
+    """The engine's settings, with the store in the service's data directory unless it names its own."""
+    store = config.engine.store
+    if store.directory is not None:
+        return config.engine
+    return replace(config.engine, store=replace(store, directory=config.path / "store"))
+
+
+def _server(config: ServerConfig, edge: Edge) -> grpc.aio.Server:
+    return grpc.aio.server(
+        interceptors=[edge],
+        options=[
+            ("grpc.max_send_message_length", config.max_message_bytes),
+            ("grpc.max_receive_message_length", config.max_message_bytes),
+            ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a way to share load
+            ("grpc.keepalive_time_ms", 60_000),  # find out about clients that are gone: they hold a place in the queue
+            ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
+        ],
+    )
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    allowed = "an address of this machine with a free port (port 0 takes any)"
+    try:
+        port = int(server.add_insecure_port(address))
+    except RuntimeError as error:
+        raise InvalidConfig("address", address, allowed) from error
+    if port == 0:
+        raise InvalidConfig("address", address, allowed)
+    return port

@@ -1,0 +1,235 @@
+"""The command blend-client: output, JSON, messages and exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blend_server.client import Client, main
+from blend_server.client.show import milliseconds, ranges, safe, size
+from blend_server.server import BlendServer
+
+
+class Run:
+    """Runs the command against the tiny model's server."""
+
+    def __init__(self, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.address = address
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit status, standard output, standard error."""
+        status = main([*arguments, "--address", self.address])
+        captured = self._capsys.readouterr()
+        return status, captured.out, captured.err
+
+    def json(self, *arguments: str) -> list[Any]:
+        """The lines of standard output, decoded."""
+        status, out, err = self(*arguments, "--json")
+        assert status == 0, err
+        return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.fixture
+def run(tiny_server: BlendServer, client: Client, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(tiny_server.address, capsys)
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory ``docs`` with two files, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("docs").mkdir()
+    Path("docs/ferry.md").write_text("# The ferry\n\nIt leaves at nine from the north pier.\n")
+    Path("docs/light.txt").write_text("The lighthouse was built in 1888.\n")
+    return tmp_path / "docs"
+
+
+def test_files_go_in_and_are_listed_and_go_out(run: Run, docs: Path) -> None:
+    status, out, _ = run("ingest", "docs")
+    assert status == 0
+    assert "stored     docs/ferry.md (1 chunk)" in out
+    assert "2 stored in" in out
+
+    status, out, _ = run("ingest", "docs/ferry.md", "docs")
+    assert (status, out.splitlines()[-1].startswith("2 unchanged in")) == (0, True)
+
+    status, out, _ = run("documents")
+    assert status == 0
+    assert out.splitlines()[0].startswith("docs/ferry.md  The ferry  1 chunk")
+
+    status, out, _ = run("delete", "docs/ferry.md")
+    assert (status, out) == (0, "deleted    docs/ferry.md (1 chunk dropped)\n")
+    assert [d["id"] for d in run.json("documents")] == ["docs/light.txt"]
+
+
+def test_what_fails_is_named_and_the_rest_goes_in(run: Run, docs: Path) -> None:
+    Path("docs/latin.txt").write_bytes("café".encode("latin-1"))
+    Path("docs/empty.md").touch()
+    status, out, err = run("ingest", "docs", "missing.md")
+    assert status == 1
+    assert "2 stored, 3 failed in" in out
+    assert "docs/latin.txt: text: got 'byte 0xe9" in err
+    assert "docs/empty.md" in err
+    assert "no such file: 'missing.md'" in err
+
+
+def test_ingestion_as_json_has_one_line_a_document(run: Run, docs: Path) -> None:
+    Path("docs/empty.md").touch()
+    status, out, err = run("ingest", "docs", "missing.md", "--json")
+    assert (status, err) == (1, "")
+    by_id = {line["document_id"]: line for line in map(json.loads, out.splitlines())}
+    assert by_id["docs/ferry.md"]["stored"]["chunks"] == 1
+    assert by_id["docs/empty.md"]["failed"]["code"] == "INVALID_ARGUMENT"
+    assert "no such file" in by_id["missing.md"]["failed"]["message"]
+    assert len(by_id) == 4
+
+
+def test_a_name_that_is_not_unicode_fails_alone(run: Run, docs: Path) -> None:
+    try:
+        Path(os.fsdecode(b"docs/caf\xe9.txt")).write_text("text")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    status, out, err = run("ingest", "docs")
+    assert status == 1
+    assert "2 stored, 1 failed" in out
+    assert "docs/caf?.txt" in err
+
+
+def test_an_empty_directory_is_a_mistake(run: Run, tmp_path: Path) -> None:
+    status, _, err = run("ingest", str(tmp_path))
+    assert status == 2
+    assert "no .md, .markdown, .txt files in" in err
+
+
+def test_an_answer_for_people(run: Run, docs: Path) -> None:
+    run("ingest", "docs")
+    arguments = ["--method", "query", "--ratio", "0.2", "--compare-full", "--details", "--positions", "--passages"]
+    status, out, err = run("ask", "When does the ferry leave?", "-k", "1", *arguments)
+    assert (status, err) == (0, "")
+    assert "docs/ferry.md #0  The ferry" in out
+    assert "It leaves at nine from the north pier." in out
+    for label in ("mode", "tokens", "recomputed", "served", "first token", "spent on", "fidelity", "positions"):
+        assert f"\n{label} " in out
+    assert "query (as asked)" in out
+    assert "0.200 asked for" in out
+    assert "(measured)" in out
+
+
+def test_an_answer_has_its_report_in_one_line(run: Run, docs: Path) -> None:
+    run("ingest", "docs")
+    _, out, _ = run("ask", "When does the ferry leave?", "--method", "query", "-k", "1", "--compare-full")
+    (line,) = [line for line in out.splitlines() if line.startswith("TTFT ")]
+    parts = [part.split()[0] for part in line.split(" | ")]
+    assert parts == ["TTFT", "full", "speed-up", "query,", "chunks:", "first-token"]
+    _, out, _ = run("ask", "When does the ferry leave?", "--method", "reuse", "-k", "1")
+    (line,) = [line for line in out.splitlines() if line.startswith("TTFT ")]
+    assert "(estimated)" in line and "KL" not in line
+
+
+def test_an_answer_as_json_is_one_object_with_the_protocols_names(run: Run, docs: Path) -> None:
+    run("ingest", "docs")
+    (found,) = run.json("ask", "When does the ferry leave?", "--method", "query", "--order-seed", "3", "-k", "2")
+    assert sorted(p["document_id"] for p in found["passages"]) == ["docs/ferry.md", "docs/light.txt"]
+    assert found["retrieve_ms"] > 0
+    report = found["answer"]["report"]
+    assert found["answer"]["finish_reason"] in {"stop", "length"}
+    assert report["mode"] == "query"
+    assert [chunk["outcome"] for chunk in report["chunks"]] == ["hit", "hit"]
+    assert report["timings"]["first_token_ms"] > 0
+    assert report["comparison"] is None
+
+
+def test_stats(run: Run, docs: Path) -> None:
+    run("ingest", "docs")
+    status, out, _ = run("stats")
+    assert status == 0
+    assert "2 documents, 2 chunks" in out
+    assert "tier disk" in out
+    (found,) = run.json("stats")
+    assert found["corpus"]["documents"] == 2
+    assert found["engine"]["tiers"][1]["name"] == "disk"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["ask", "When?"], 3, "ingest some first [NOT_FOUND]"),
+        (["ask", " "], 2, "question"),
+        (["ask", "\udcff"], 2, "question"),
+        (["ask", "When?", "--method", "psychic"], 2, "plan.method: got 'psychic'"),
+        (["ask", "When?", "--method", "query", "--ratio", "3"], 2, "ratio: got 3.0; allowed: a number from 0 to 1"),
+        (["ask", "When?", "--variant", "odd"], 2, "plain, conditioned or best"),
+        (["ask", "When?", "-k", "0"], 2, "k: got 0"),
+        (["ask", "When?", "-k", "99999999999"], 2, "k: got 99999999999"),
+        (["delete", "nothing"], 3, "no such document: 'nothing'"),
+    ],
+)
+def test_mistakes_have_a_message_and_a_status(run: Run, arguments: list[str], status: int, message: str) -> None:
+    got, out, err = run(*arguments)
+    assert got == status
+    assert message in err
+    assert err.startswith("blend-client: ")
+    assert out == ""
+
+
+def test_without_a_server_the_message_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--address", "127.0.0.1:1", "stats"]) == 4
+    err = capsys.readouterr().err
+    assert "cannot reach a server at 127.0.0.1:1" in err
+    assert "start blend-server" in err
+
+
+def test_options_go_before_or_after_the_command(run: Run) -> None:
+    assert main(["--address", run.address, "--json", "stats"]) == 0
+    assert main(["stats", "--address", run.address, "--json"]) == 0
+
+
+@pytest.mark.parametrize("command", [[], ["ingest"], ["ask"], ["documents"], ["delete"], ["stats"]])
+def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main([*command, "--help"])
+    assert raised.value.code == 0
+    out = capsys.readouterr().out
+    assert "example" in out
+    assert "blend-client" in out
+    assert "--address" in out
+
+
+def test_text_from_elsewhere_cannot_command_the_terminal() -> None:
+    assert safe("a\x1b[31mb\nc\td\x07\u202e") == "a\ufffd[31mb\nc\td\ufffd\ufffd"
+
+
+def test_numbers_for_people() -> None:
+    assert [size(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
+    assert [milliseconds(n) for n in (0.4, 312, 1840)] == ["0 ms", "312 ms", "1.84 s"]
+    assert ranges([3, 4, 5, 9, 11, 12]) == "3-5, 9, 11-12"
+
+
+def test_a_bar_on_the_terminal_leaves_the_output_alone(run: Run, docs: Path) -> None:
+    """Standard error is a terminal, standard output a pipe: the bar goes to one, JSON to the other."""
+    terminal, end = pty.openpty()
+    arguments = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; from blend_server.client import main"]
+    arguments[2] += "; sys.exit(main())"
+    process = subprocess.run(
+        [*arguments, "ingest", "docs", "--json", "--address", run.address],
+        stdout=subprocess.PIPE,
+        stderr=end,
+        env={**os.environ, "TERM": "xterm"},
+        timeout=60,
+    )
+    os.close(end)
+    shown = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert process.returncode == 0
+    assert [json.loads(line)["stored"]["chunks"] for line in process.stdout.splitlines()] == [1, 1]
+    assert "documents" in shown
+    assert "2/2" in shown
+    assert "stored" not in shown

@@ -1,0 +1,145 @@
+"""Types to messages and back; what a request may not hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
+from blend.types import Answer, ChunkReport, Comparison, Plan, Report, Timings, Token
+from blend_server import convert
+from blend_server.proto.blend.v1 import blend_pb2 as pb
+
+counts = st.integers(0, 2**31 - 1)
+shares = st.floats(0, 1)
+times = st.floats(0, 1e9)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+plans = st.builds(
+    Plan,
+    st.sampled_from([m for m in convert.SERVED_METHODS if m != "auto"]),
+    ratio=st.none() | shares,
+    max_charged=st.none() | shares,
+    max_kl=st.none() | st.floats(0, 100),
+    variant=st.sampled_from(["plain", "conditioned", "best"]),
+)
+chunk_reports = st.builds(
+    ChunkReport,
+    key=texts,
+    start=counts,
+    tokens=counts,
+    outcome=st.sampled_from(["hit", "miss", "failed", "unused"]),
+    tier=st.none() | texts,
+    variant=st.none() | texts,
+    nbytes=st.integers(0, 2**60),
+    reason=texts,
+)
+reports = st.builds(
+    Report,
+    mode=texts,
+    reason=texts,
+    tokens=counts,
+    cached=counts,
+    mandatory=counts,
+    selected=counts,
+    requested_ratio=shares,
+    selected_ratio=shares,
+    charged_ratio=shares,
+    chunks=st.lists(chunk_reports, max_size=3).map(tuple),
+    timings=st.builds(Timings, times, times, times, times, times, times, times),
+    full_estimate_ms=times,
+    warnings=st.lists(texts, max_size=2).map(tuple),
+    recomputed_positions=st.none() | st.lists(counts, max_size=5).map(tuple),
+    comparison=st.none() | st.builds(Comparison, times, times, st.booleans()),
+)
+answers = st.builds(
+    Answer, texts, st.lists(counts, max_size=5).map(tuple), st.sampled_from(["stop", "length"]), reports
+)
+
+
+def over_the_wire(message: Any) -> Any:
+    return type(message).FromString(message.SerializeToString())
+
+
+@given(plans)
+def test_a_plan_survives(plan: Plan) -> None:
+    assert convert.plan_from_proto(over_the_wire(convert.plan_to_proto(plan))) == plan
+
+
+@given(answers)
+def test_an_answer_survives_with_every_field_of_its_report(answer: Answer) -> None:
+    message = over_the_wire(convert.answer_to_proto(answer))
+    assert convert.answer_from_proto(message) == answer
+    assert message.report.full_ms == answer.report.full_ms
+    assert message.report.speedup == answer.report.speedup
+
+
+def test_a_token_survives() -> None:
+    token = Token(17, " wörld")
+    assert convert.token_from_proto(over_the_wire(convert.token_to_proto(token))) == token
+
+
+def test_the_report_message_has_every_field_of_the_report() -> None:
+    """A field that is added to the types must not silently be missing from the protocol."""
+    renamed = {"nbytes": "payload_bytes"}
+    for kind, message in ((Report, pb.Report), (ChunkReport, pb.ChunkReport), (Comparison, pb.Comparison)):
+        there = {field.name for field in message.DESCRIPTOR.fields}
+        assert {renamed.get(name, name) for name in kind.__dataclass_fields__} <= there
+    assert {f"{name}_ms" for name in Timings.__dataclass_fields__} == {f.name for f in pb.Timings.DESCRIPTOR.fields}
+
+
+def test_no_plan_is_the_default_plan() -> None:
+    assert convert.plan_from_proto(pb.AnswerRequest().plan) == Plan()
+
+
+def test_a_ratio_of_zero_is_not_an_absent_ratio() -> None:
+    assert convert.plan_from_proto(pb.Plan(method="query", ratio=0.0)).ratio == 0.0
+    assert convert.plan_from_proto(pb.Plan(method="query")).ratio is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"method": "clairvoyant"}, "plan.method"),
+        ({"method": "oracle"}, "plan.method"),
+        ({"method": "deviation-released"}, "plan.method"),
+        ({"method": "query", "ratio": 1.01}, "plan.ratio"),
+        ({"method": "query", "ratio": -0.01}, "plan.ratio"),
+        ({"method": "query", "ratio": math.nan}, "plan.ratio"),
+        ({"method": "query", "ratio": math.inf}, "plan.ratio"),
+        ({"ratio": 0.2}, "plan.ratio"),
+        ({"max_charged": 2.0}, "plan.max_charged"),
+        ({"max_kl": -1.0}, "plan.max_kl"),
+        ({"max_kl": math.nan}, "plan.max_kl"),
+        ({"variant": 77}, "plan.variant"),
+    ],
+)
+def test_a_wrong_plan_is_refused_by_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidPlan) as raised:
+        convert.plan_from_proto(pb.Plan(**fields))
+    assert raised.value.field == field
+    assert raised.value.allowed
+
+
+@pytest.mark.parametrize("text", ["", "  \n\t", "x" * (convert.MAX_QUESTION_BYTES + 1)])
+def test_a_question_must_say_something_in_reason(text: str) -> None:
+    with pytest.raises(InvalidPrompt, match="question"):
+        convert.question(text)
+
+
+def test_white_space_around_a_question_goes() -> None:
+    assert convert.question("  Who?\n") == "Who?"
+
+
+def test_an_absent_number_is_the_default_and_a_zero_is_refused() -> None:
+    assert convert.count(pb.RetrieveRequest(), "k", 5) == 5
+    assert convert.count(pb.RetrieveRequest(k=7), "k", 5) == 7
+    for wrong in (0, -3):
+        with pytest.raises(InvalidInput, match="k: got"):
+            convert.count(pb.RetrieveRequest(k=wrong), "k", 5)
+    with pytest.raises(InvalidInput, match="1 to 1000"):
+        convert.count(pb.ListDocumentsRequest(page_size=1001), "page_size", 100, most=1000)
