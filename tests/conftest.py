@@ -37,3 +37,14 @@ def default_model_dir() -> Path:
         if IN_CI:
             pytest.fail(f"CI needs the default model: {error}")
         pytest.skip(f"the default model is not available: {error}")
+
+
+@pytest.fixture(scope="session")
+def xquad() -> Path:
+    """The English XQuAD file beside the checkout; where it is not, a skip with the reason, in CI a failure."""
+    path = Path(__file__).parents[2] / "shared" / "data" / "xquad.en.dev.json"
+    if not path.is_file():
+        if IN_CI:
+            pytest.fail("CI needs XQuAD beside the checkout")
+        pytest.skip("XQuAD is not beside the checkout (shared/data/xquad.en.dev.json)")
+    return path

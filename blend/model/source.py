@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -69,8 +70,9 @@ def resolve(name: str, cache: Path | None = None, progress: Progress | None = No
     """
     if name == embedded.NAME:
         return embedded.provide(cache_dir() if cache is None else cache, progress)
-    path = Path(name).expanduser()
-    if not path.exists():
+    # Not Path's own methods: they raise for names that no file can have.
+    path = Path(os.path.expanduser(name))
+    if not os.path.exists(path):
         path = _from_hub(name, progress)
     elif not path.is_dir():
         raise ModelNotFound(name, "it is a file; a model is a directory in transformers format")

@@ -105,44 +105,55 @@ def test_every_shard_counts(directory: Path, cache: Path) -> None:
     assert weights_digest(directory, cache) != before
 
 
-def test_a_digest_is_remembered_and_found_again(tmp_path: Path, cache: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"abc")
-    digest = file_digest(file, cache)
-    assert digest == read_digest(file)
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A file large enough for its digest to be remembered."""
+    return _write(tmp_path / "large", b"abc")
+
+
+def _write(file: Path, start: bytes) -> Path:
+    with file.open("wb") as stream:
+        stream.write(start)
+        stream.truncate(16 << 20)
+    return file
+
+
+def test_a_digest_is_remembered_and_found_again(large: Path, cache: Path) -> None:
+    assert file_digest(large, cache) == read_digest(large)
     (memo,) = (cache / "digests").iterdir()
     memo.write_text("00" * 32)
-    assert file_digest(file, cache) == "00" * 32
+    assert file_digest(large, cache) == "00" * 32
+
+
+def test_a_small_file_leaves_nothing_behind(tmp_path: Path, cache: Path) -> None:
+    small = tmp_path / "small"
+    small.write_bytes(b"abc")
+    assert file_digest(small, cache) == read_digest(small)
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize("damage", ["", "zz" * 32, "00" * 31])
-def test_a_damaged_or_deleted_memory_is_harmless(tmp_path: Path, cache: Path, damage: str) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"abc")
-    digest = file_digest(file, cache)
+def test_a_damaged_or_deleted_memory_is_harmless(large: Path, cache: Path, damage: str) -> None:
+    digest = file_digest(large, cache)
     (memo,) = (cache / "digests").iterdir()
     memo.write_text(damage)
-    assert file_digest(file, cache) == digest
+    assert file_digest(large, cache) == digest
     memo.unlink()
-    assert file_digest(file, cache) == digest
+    assert file_digest(large, cache) == digest
 
 
-def test_a_change_of_the_same_size_and_time_is_noticed(tmp_path: Path, cache: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"abc")
-    before = file.stat()
-    digest = file_digest(file, cache)
-    file.write_bytes(b"abd")
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert file_digest(file, cache) != digest
+def test_a_change_of_the_same_size_and_time_is_noticed(large: Path, cache: Path) -> None:
+    before = large.stat()
+    digest = file_digest(large, cache)
+    _write(large, b"abd")
+    os.utime(large, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file_digest(large, cache) != digest
 
 
-def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"abc")
+def test_a_cache_that_cannot_be_written_costs_time_only(large: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the directory would be")
-    assert file_digest(file, blocked) == read_digest(file)
+    assert file_digest(large, blocked) == read_digest(large)
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path, cache: Path) -> None:
@@ -150,9 +161,7 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path, cache: Path) -> None:
         file_digest(tmp_path / "none", cache)
 
 
-def test_what_is_remembered_is_for_the_owner(tmp_path: Path, cache: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"abc")
-    file_digest(file, cache)
+def test_what_is_remembered_is_for_the_owner(large: Path, cache: Path) -> None:
+    file_digest(large, cache)
     (memo,) = (cache / "digests").iterdir()
     assert stat.S_IMODE(memo.stat().st_mode) & 0o022 == 0

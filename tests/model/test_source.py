@@ -167,7 +167,21 @@ def test_loading_prints_nothing_and_leaves_the_settings_of_transformers(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("name", ["smollm-135m", "./none/such", "/none/such", "~/none/such", "a/b/c", "a b/c", "x/"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smollm-135m",
+        "./none/such",
+        "/none/such",
+        "~/none/such",
+        "a/b/c",
+        "a b/c",
+        "x/",
+        "n" * 5000,
+        "a\0b",
+        "~nobody-here/x",
+    ],
+)
 def test_an_unknown_name_lists_what_is_allowed(name: str) -> None:
     with pytest.raises(ModelNotFound, match=r"smollm2-135m.*directory.*hub id"):
         resolve(name)

@@ -24,18 +24,19 @@ def naive(
     softcap: float | None = None,
     visible: Tensor | None = None,
 ) -> Tensor:
-    """One head and one row after another, in float64, over exactly the keys that the row may read."""
-    out = torch.empty(query.shape, dtype=torch.float64)
+    """The definition, in float64, over all keys at once."""
     group = query.shape[0] // key.shape[0]
-    for head in range(query.shape[0]):
-        for row, own in enumerate(positions.tolist()):
-            first = 0 if window is None else max(0, own - window + 1)
-            keys = [j for j in range(first, own + 1) if visible is None or j == own or visible[j]]
-            scores = key[head // group, keys].double() @ query[head, row].double() * scale
-            if softcap is not None:
-                scores = softcap * (scores / softcap).tanh()
-            out[head, row] = scores.softmax(0) @ value[head // group, keys].double()
-    return out
+    own, keys = positions[:, None], torch.arange(key.shape[1])
+    read = keys <= own
+    if window is not None:
+        read = read & (own - keys < window)
+    if visible is not None:
+        read = read & (visible | (keys == own))
+    scores = torch.einsum("hrd,hnd->hrn", query.double(), key.double().repeat_interleave(group, 0)) * scale
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    weights = scores.masked_fill(~read, float("-inf")).softmax(-1)
+    return torch.einsum("hrn,hnd->hrd", weights, value.double().repeat_interleave(group, 0))
 
 
 def some(heads: int, kv_heads: int, rows: int, keys: int, dims: int, seed: int = 0) -> tuple[Tensor, ...]:

@@ -9,12 +9,14 @@ from blend.recompute.canvas import Canvas
 CPU = torch.device("cpu")
 
 
-def test_shape_and_bytes() -> None:
-    canvas = Canvas(3, 2, 7, 5, torch.bfloat16, CPU)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_shape_and_bytes(dtype: torch.dtype) -> None:
+    canvas = Canvas(3, 2, 7, 5, dtype, CPU)
     assert canvas.k.shape == canvas.v.shape == (3, 2, 7, 5)
-    assert canvas.k.dtype == canvas.v.dtype == torch.bfloat16
+    assert canvas.k.dtype == canvas.v.dtype == dtype
+    assert canvas.k.is_contiguous() and canvas.v.is_contiguous()
     assert (canvas.layers, canvas.length) == (3, 7)
-    assert canvas.nbytes == 2 * 3 * 2 * 7 * 5 * 2
+    assert canvas.nbytes == 2 * 3 * 2 * 7 * 5 * dtype.itemsize
 
 
 def test_starts_as_zeros_in_separate_memory() -> None:
