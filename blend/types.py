@@ -224,7 +224,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Token:
-    """One generated token of a stream. ``text`` is the piece of text that it completes (may be empty)."""
+    """One generated token of a stream. ``text`` is the piece of text that it completes, which may be empty.
+
+    A character that the answer's last token leaves unfinished is in :attr:`Answer.text` alone.
+    """
 
     token_id: int
     text: str

@@ -1,0 +1,94 @@
+"""``blend-eval`` on a tiny model: it prints what it measured and writes calibrations that the engine reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blend import Plan
+from blend.eval import __main__ as command
+from blend.eval.stats import bootstrap
+from tests import tiny
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BLEND_CACHE", str(tmp_path / "cache"))
+    return tiny.save_model(tmp_path / "model", max_position_embeddings=4096)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows = [
+        {"question": f"what {i}?", "answers": ["x"], "ctxs": [{"text": f"passage {i} {j}. " * 4} for j in range(3)]}
+        for i in range(3)
+    ]
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_run_prints_one_json_document(model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--dataset", str(data), "--model", str(model), "--ratios", "0.2,1", "--max-new-tokens", "4", "--json"]
+    assert command.main(["run", "--methods", "full,reuse,query", *arguments]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(r["method"], r["ratio"]) for r in rows] == [
+        ("full", None),
+        ("reuse", None),
+        ("query", 0.2),
+        ("query", 1.0),
+    ]
+    full, reuse, _, whole = rows
+    assert full["first_kl"]["mean"] == whole["first_kl"]["mean"] == pytest.approx(0, abs=1e-5)
+    assert full["top1"]["mean"] == 1.0
+    assert reuse["first_kl"]["mean"] > 1e-4
+    assert reuse["first_kl"]["low"] <= reuse["first_kl"]["mean"] <= reuse["first_kl"]["high"]
+    assert all(r["questions"] == 3 for r in rows)
+
+
+def test_run_prints_a_table(model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["run", "--methods", "reuse", "--dataset", str(data), "--model", str(model)]) == 0
+    out = capsys.readouterr().out
+    assert "first-token KL" in out and "reuse" in out and "3 questions" in out
+
+
+def test_calibrate_writes_what_the_engine_reads(model: Path, data: Path, tmp_path: Path) -> None:
+    output = model / "blend_calibration.json"
+    settings = ["--dataset", str(data), "--model", str(model), "--ratios", "0.3,0.6", "--output", str(output)]
+    assert command.main(["calibrate", "--methods", "query", *settings]) == 0
+    with tiny.engine(model, tmp_path / "store") as engine:
+        assert engine.calibration is not None
+        assert [p.ratio for p in engine.calibration.points] == [0.3, 0.6]
+        assert all(p.charged <= p.ratio for p in engine.calibration.points), "probes are inside the ratio"
+        prompt = tiny.prompt(chunks=6)
+        engine.precompute(tiny.chunks_of(prompt))
+        report = engine.prefill(prompt, Plan(max_charged=0.5)).report
+        assert report.mode == "query" and report.charged_ratio <= 0.5
+        assert not report.warnings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (["--methods", "quarry"], "quarry"),
+        (["--ratios", "a"], "ratios"),
+        (["--ratios", "2"], "ratio"),
+        (["--dataset", "nowhere.json"], "nowhere"),
+        (["--limit", "0"], "limit"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    wrong: list[str], named: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["run", "--model", str(model), *wrong]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_bootstrap_is_seeded_and_brackets_the_mean() -> None:
+    values = [0.0, 1.0, 2.0, 3.0, 10.0]
+    assert bootstrap(values) == bootstrap(values)
+    found = bootstrap(values)
+    assert found.mean == 3.2 and found.low < 3.2 < found.high and found.count == 5
+    assert bootstrap([2.0]) == bootstrap([2.0]) and bootstrap([2.0]).low == 2.0
