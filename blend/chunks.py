@@ -12,9 +12,11 @@ from typing import Literal
 import torch
 
 from blend.errors import InvalidInput, InvalidPrompt, PromptTooLong, StoreError
-from blend.model.decoder import Decoder, Rows
+from blend.model.decoder import Decoder
+from blend.recompute import passes
 from blend.recompute.assemble import place
 from blend.recompute.canvas import Canvas
+from blend.recompute.planner import PrefillSpeed
 from blend.store import (
     Header,
     Lease,
@@ -28,6 +30,11 @@ from blend.store import (
 from blend.types import Chunk, ChunkReport, Prompt, Variant
 
 Which = Literal["none", "exact", "all"]
+
+with warnings.catch_warnings():
+    # Leases hand out read-only memory, and nothing here writes to it. torch warns of that once in a process: now.
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 @dataclass
@@ -46,6 +53,12 @@ class Loaded:
     fetch_ms: float = 0.0
     rotate_ms: float = 0.0
 
+    def unused(self) -> Loaded:
+        """Return what this load comes to when all of it is computed after all: every chunk is a span without KV."""
+        reports = [replace(r, outcome="unused") if r.outcome == "hit" else r for r in self.reports]
+        spans = [(r.start, r.start + r.tokens) for r in self.reports]
+        return replace(self, reports=reports, chunks=[], exact=[], missing=spans)
+
 
 class ChunkCache:
     """Encodes chunks behind the sink and keeps them in the store, under keys that name everything they depend on.
@@ -56,16 +69,27 @@ class ChunkCache:
         store: the tiered store.
         fingerprint: hex digest of all that a model's KV depends on.
         secret: the store's secret; each namespace derives its own key from it.
+        speed: learns from the chunks that are encoded how fast full prefill is.
+        max_rows: most rows of one forward pass.
     """
 
     def __init__(
-        self, decoder: Decoder, sink: tuple[int, ...], store: TieredStore, fingerprint: str, secret: bytes
+        self,
+        decoder: Decoder,
+        sink: tuple[int, ...],
+        store: TieredStore,
+        fingerprint: str,
+        secret: bytes,
+        speed: PrefillSpeed,
+        max_rows: int,
     ) -> None:
         self.decoder = decoder
         self.sink = sink
         self.store = store
         self._fingerprint = fingerprint
         self._secret = secret
+        self._speed = speed
+        self._max_rows = max_rows
         self._generation = new_generation()
         self._dtype = str(decoder.dtype).removeprefix("torch.")
 
@@ -87,10 +111,10 @@ class ChunkCache:
         """Return whether the plain variant seems to be stored. A hint: only a load knows."""
         return self.store.contains(ObjectKey(self.key(chunk, tenant), "plain"))
 
-    def encode(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk] = ()) -> str:
-        """Compute a chunk's KV behind the sink (and behind related chunks) and store it; returns its content key.
+    def encode(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk] = ()) -> bool:
+        """Compute a chunk's KV behind the sink (and behind related chunks) and store it.
 
-        Nothing is computed when that variant is stored already.
+        Returns False, with nothing computed, when that variant is stored already.
 
         Raises:
             PromptTooLong: the sink, the related chunks and the chunk exceed the model's context.
@@ -100,7 +124,7 @@ class ChunkCache:
         neighbours = tuple(self.key(other, tenant) for other in behind)
         object_key = ObjectKey(key, conditioned_variant(neighbours) if neighbours else "plain")
         if self.store.contains(object_key):
-            return key
+            return False
         before = self.sink + tuple(t for other in behind for t in other.token_ids)
         self._check(chunk, len(before))
         payload = self._compute(before, chunk)
@@ -118,7 +142,7 @@ class ChunkCache:
         )
         raw = memoryview(payload.view(torch.uint8).numpy()).cast("B")
         self.store.put(header.sealed(raw), raw)
-        return key
+        return True
 
     def _check(self, chunk: Chunk, before: int) -> None:
         if before + len(chunk) > self.decoder.max_positions:
@@ -131,7 +155,10 @@ class ChunkCache:
         device = self.decoder.device
         ids = torch.tensor(before + chunk.token_ids, device=device)
         canvas = self.decoder.new_canvas(len(ids))
-        self.decoder.forward([Rows(canvas, torch.arange(len(ids), device=device), ids)])
+        begin = perf_counter()
+        passes.everything(self.decoder, canvas, ids, self._max_rows)
+        passes.synchronize(device)
+        self._speed.saw(self._speed.flops(range(len(ids))), (perf_counter() - begin) * 1e3)
         kept = slice(len(before), None)
         return torch.stack((canvas.k[:, :, kept], canvas.v[:, :, kept]), dim=1).contiguous().cpu()
 
@@ -146,7 +173,7 @@ class ChunkCache:
         ids = prompt.token_ids
         last = len(ids) - 1
         with ExitStack() as pins:
-            leases: dict[str, tuple[Lease | None, ChunkReport]] = {}
+            leases: dict[tuple[str, Variant], tuple[Lease | None, ChunkReport]] = {}
             for start, end, segment in prompt.spans():
                 if not isinstance(segment, Chunk):
                     continue
@@ -156,13 +183,15 @@ class ChunkCache:
                     loaded.reports.append(ChunkReport(key, start, len(segment), "unused"))
                     loaded.missing.append((start, end))
                     continue
-                if key not in leases:
-                    leases[key] = self._pin(segment, key, tenant, "plain" if exact else variant, pins, loaded)
-                lease, report = leases[key]
+                wanted: Variant = "plain" if exact else variant
+                first = (key, wanted) not in leases
+                if first:
+                    leases[key, wanted] = self._pin(segment, key, tenant, wanted, pins, loaded)
+                lease, report = leases[key, wanted]
                 report = replace(report, start=start)
                 if lease is not None:
                     report = self._place(lease, report, canvas, min(end, last) - start, loaded)
-                loaded.reports.append(report)
+                loaded.reports.append(report if first else replace(report, nbytes=0))
                 if report.outcome != "hit":
                     loaded.missing.append((start, end))
                     continue
@@ -221,10 +250,7 @@ class ChunkCache:
             return replace(report, outcome="failed", reason=str(error))
         fetched = perf_counter()
         shape = (header.layers, 2, header.kv_heads, len(header.token_ids), header.head_dim)
-        with warnings.catch_warnings():
-            # Leases hand out read-only memory; torch warns of it, and nothing here writes to it.
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            payload = torch.frombuffer(raw, dtype=self.decoder.dtype).view(shape).to(canvas.k.device)
+        payload = torch.frombuffer(raw, dtype=self.decoder.dtype).view(shape).to(canvas.k.device)
         place(
             canvas,
             payload,
@@ -233,16 +259,16 @@ class ChunkCache:
             rotations=self.decoder.rotations,
             tokens=tokens,
         )
+        passes.synchronize(canvas.k.device)
         loaded.fetch_ms += (fetched - begin) * 1e3
         loaded.rotate_ms += (perf_counter() - fetched) * 1e3
         return replace(report, outcome="hit", nbytes=header.payload_nbytes)
 
-    def forget(self, chunk: Chunk, tenant: str) -> int:
-        """Remove every variant of a chunk, and every variant of others that was encoded behind it.
+    def forget(self, key: str) -> int:
+        """Remove every variant of a content key, and every variant of others that was encoded behind it.
 
         Returns the number of objects that were removed. A variant that a request holds goes when it is released.
         """
-        key = self.key(chunk, tenant)
         doomed = [ObjectKey(key, variant) for variant in self.store.variants(key)]
         stored = self.store.keys()
         doomed += [k for k in stored if k.conditioned and key in self._neighbours(k)]

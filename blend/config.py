@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from blend.errors import InvalidConfig
 
 GiB = 1 << 30
 MiB = 1 << 20
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 
 
 def cache_dir() -> Path:
@@ -25,6 +28,17 @@ def _at_least(name: str, value: object, low: int, unit: str) -> None:
         raise InvalidConfig(name, value, f"an integer of at least {low} ({unit})")
 
 
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidConfig(name, value, ", ".join(allowed))
+
+
+def _within(name: str, value: object, low: float, high: float) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not low <= value <= high:  # type: ignore[operator]
+        raise InvalidConfig(name, value, f"a number from {low} to {high}")
+
+
 @dataclass(frozen=True)
 class StoreConfig:
     """The tiered store.
@@ -36,6 +50,20 @@ class StoreConfig:
         fsync: whether a stored object is flushed to the device before it counts as durable.
         secret: bytes that key every content key (shared by all engines of one store). ``None`` keeps a
             random secret in the store's directory, readable by the owner alone.
+        write_policy: when an object goes to the tiers below the fastest: ``write_through`` (at once),
+            ``write_through_selective`` (once it was found ``write_hits`` times) or ``write_back`` (when it is evicted
+            from the fastest, and at close).
+        write_hits: see above.
+        write_retries: how often a failed write to a lower tier is tried again.
+        prefetch_policy: how long a load waits for slow tiers before it goes on without the rest: ``best_effort``
+            (not at all), ``wait_complete`` (until all is there) or ``timeout`` (``prefetch_base_ms +
+            prefetch_ms_per_ki_token`` × tokens / 1024).
+        prefetch_base_ms, prefetch_ms_per_ki_token: see above, in milliseconds.
+        staging_bytes: budget of objects that wait to be written to lower tiers.
+        inflight_bytes: budget of objects that are being loaded from lower tiers.
+        high_watermark: share of a tier's budget above which it evicts.
+        low_watermark: share of its budget at which it stops.
+        lease_seconds: how long a reader may hold an object without renewing; ``None`` means without end.
     """
 
     host_bytes: int = 1 * GiB
@@ -43,6 +71,17 @@ class StoreConfig:
     directory: str | Path | None = None
     fsync: bool = True
     secret: bytes | None = field(default=None, repr=False)
+    write_policy: str = "write_through"
+    write_hits: int = 2
+    write_retries: int = 2
+    prefetch_policy: str = "wait_complete"
+    prefetch_base_ms: float = 20.0
+    prefetch_ms_per_ki_token: float = 20.0
+    staging_bytes: int = 256 * MiB
+    inflight_bytes: int = 1 * GiB
+    high_watermark: float = 0.95
+    low_watermark: float = 0.9
+    lease_seconds: float | None = None
 
     def __post_init__(self) -> None:
         _at_least("store.host_bytes", self.host_bytes, 0, "bytes")
@@ -51,6 +90,18 @@ class StoreConfig:
             raise InvalidConfig("store.host_bytes, store.disk_bytes", 0, "at least one tier with a budget")
         if self.secret is not None and (not isinstance(self.secret, bytes) or len(self.secret) < 16):
             raise InvalidConfig("store.secret", "…", "at least 16 bytes, or none")
+        _one_of("store.write_policy", self.write_policy, WRITE_POLICIES)
+        _one_of("store.prefetch_policy", self.prefetch_policy, PREFETCH_POLICIES)
+        _at_least("store.write_hits", self.write_hits, 1, "hits")
+        _at_least("store.write_retries", self.write_retries, 0, "retries")
+        _at_least("store.staging_bytes", self.staging_bytes, 0, "bytes")
+        _at_least("store.inflight_bytes", self.inflight_bytes, 1, "bytes")
+        _within("store.prefetch_base_ms", self.prefetch_base_ms, 0.0, math.inf)
+        _within("store.prefetch_ms_per_ki_token", self.prefetch_ms_per_ki_token, 0.0, math.inf)
+        _within("store.high_watermark", self.high_watermark, 0.01, 1.0)
+        _within("store.low_watermark", self.low_watermark, 0.01, self.high_watermark)
+        if self.lease_seconds is not None:
+            _within("store.lease_seconds", self.lease_seconds, 0.001, math.inf)
 
     @property
     def path(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from time import perf_counter
 from types import TracebackType
 from typing import Literal
@@ -18,7 +19,7 @@ from blend.model import source, support
 from blend.model.decoder import Decoder, Rows
 from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Detokenizer
-from blend.recompute import calibration, planner, prefill
+from blend.recompute import calibration, passes, planner, prefill
 from blend.recompute.canvas import Canvas
 from blend.recompute.select import Blend, selector
 from blend.reporting import build_report
@@ -38,6 +39,8 @@ from blend.types import (
 )
 
 DEFAULT_NAMESPACE = "default"
+
+_FORGOTTEN_LIMIT = 100_000
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Engine:
         self.decoder = Decoder(loaded.model)
         support.check(self.decoder)
         self.sink = self._sink()
-        self.store, secret = open_store(self.config.store)
+        self.calibration = calibration.load(self.config.model, loaded.directory)
         text_config = loaded.model.config.get_text_config(decoder=True)
         self.model_fingerprint = fingerprint(
             loaded.directory,
@@ -93,12 +96,16 @@ class Engine:
             layout_version=LAYOUT_VERSION,
             rope=getattr(text_config, "rope_parameters", None) or {},
         )
-        self._chunks = ChunkCache(self.decoder, self.sink, self.store, self.model_fingerprint, secret)
-        self.calibration = calibration.load(self.config.model, loaded.directory)
         self._speed = planner.PrefillSpeed(self.decoder)
+        self.store, secret = open_store(self.config.store)
+        self._chunks = ChunkCache(
+            self.decoder, self.sink, self.store, self.model_fingerprint, secret, self._speed, self.config.max_rows
+        )
         self._counters = Counters()
         self._turns = Turns()
         self._later = Background(self._turns, self._precompute_missed, name="blend-precompute")
+        # When a chunk was forgotten: a request that came before must not have it computed again.
+        self._forgotten: dict[str, float] = {}
         self._closed = False
 
     def _sink(self) -> tuple[int, ...]:
@@ -146,9 +153,15 @@ class Engine:
         keys = []
         for chunk, others in zip(wanted, related, strict=True):
             with self._turns.turn():
-                keys.append(self._chunks.encode(chunk, namespace, others))
-                self._counters.add("precomputed")
+                key = self._chunks.key(chunk, namespace)
+                self._forgotten.pop(key, None)
+                self._encode(chunk, namespace, others)
+                keys.append(key)
         return keys
+
+    def _encode(self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = ()) -> None:
+        if self._chunks.encode(chunk, namespace, behind):
+            self._counters.add("precomputed")
 
     def content_key(self, chunk: Chunk, *, namespace: str = DEFAULT_NAMESPACE) -> str:
         """Return the key of a chunk: its tokens, the model and the namespace, keyed with the namespace's secret."""
@@ -159,21 +172,35 @@ class Engine:
         return [c for c in chunks if not self._chunks.has(c, namespace)]
 
     def forget(self, chunks: Iterable[Chunk], *, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """Remove chunks from every tier, and whatever was encoded behind them; returns how many objects went."""
+        """Remove chunks from every tier, and whatever was encoded behind them; returns how many objects went.
+
+        A request that is running or waiting does not bring them back.
+        """
+        return self.forget_keys([self._chunks.key(c, namespace) for c in chunks])
+
+    def forget_keys(self, keys: Iterable[str]) -> int:
+        """Remove chunks by the content keys that :meth:`precompute` returned, whatever model they were made with."""
+        gone = set(keys)
         with self._turns.turn():
-            return sum(self._chunks.forget(c, namespace) for c in chunks)
+            now = perf_counter()
+            for key in gone:
+                self._forgotten[key] = now
+            while len(self._forgotten) > _FORGOTTEN_LIMIT:
+                del self._forgotten[next(iter(self._forgotten))]
+            self._later.discard(lambda missed: self._chunks.key(*missed) in gone)
+            return sum(self._chunks.forget(key) for key in gone)
 
     def _precompute_missed(self, missed: tuple[Chunk, str]) -> None:
-        self._chunks.encode(*missed)
-        self._counters.add("precomputed")
+        self._encode(*missed)
 
     def _remember(self, request: _Request, report: Report) -> None:
-        """Queue one context-free precompute for every chunk that the store could not give."""
+        """Queue one context-free precompute for every chunk that the store could not give, and that is still wanted."""
         if not self.config.recompute_misses:
             return
         chunks = [s for s in request.prompt.segments if isinstance(s, Chunk)]
         for chunk, seen in zip(chunks, report.chunks, strict=True):
-            if seen.outcome in ("miss", "failed"):
+            lacking = seen.outcome in ("miss", "failed")
+            if lacking and self._forgotten.get(seen.key, -inf) < request.arrived:
                 self._later.submit((chunk, request.namespace))
 
     # --------------------------------------------------------------- answers
@@ -211,6 +238,7 @@ class Engine:
         namespace: str = DEFAULT_NAMESPACE,
         compare_full: bool = False,
         positions: bool = False,
+        arrived: float | None = None,
     ) -> Iterator[Token | Answer]:
         """Answer greedily, token by token; the last event is the :class:`Answer`. Closing the iterator cancels.
 
@@ -219,6 +247,7 @@ class Engine:
             plan: how to prefill; ``None`` is ``Plan()``, that is ``auto``.
             compare_full: also run the prompt at full prefill, after the answer, and report how close it was.
             positions: report the recomputed positions.
+            arrived: reading of :func:`time.perf_counter` that TTFT counts from; ``None`` is now.
 
         Raises:
             InvalidPlan, InvalidPrompt, PromptTooLong: at once, before anything runs.
@@ -226,27 +255,29 @@ class Engine:
         """
         if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise InvalidInput("max_new_tokens", max_new_tokens, "an integer of 1 or more")
-        request = self._admit(prompt, plan, namespace, max_new_tokens)
+        request = self._admit(prompt, plan, namespace, max_new_tokens, arrived)
         return self._stream(request, max_new_tokens, compare_full, positions)
 
     def _stream(
         self, request: _Request, max_new_tokens: int, compare_full: bool, positions: bool
     ) -> Iterator[Token | Answer]:
-        state = self._prefill(request, positions)
-        detokenizer = Detokenizer(self.tokenizer)
-        token = int(state.logits.argmax())
-        report = _at_first_token(state.report, request)
-        produced: list[int] = []
-        while token not in self.tokenizer.eos_ids and len(produced) < max_new_tokens:
-            produced.append(token)
-            yield Token(token, detokenizer.push(token))
-            if len(produced) < max_new_tokens:
-                token = self._next(state.canvas, token, len(request.prompt) + len(produced) - 1)
-        finish: Literal["stop", "length"] = "stop" if token in self.tokenizer.eos_ids else "length"
-        if compare_full:
-            report = replace(report, comparison=self._compare(state))
-        self._counters.finished(report, len(produced))
-        self._remember(request, report)
+        with self._turns.request():
+            state = self._prefill(request, positions)
+            detokenizer = Detokenizer(self.tokenizer)
+            token = int(state.logits.argmax())
+            report = _at_first_token(state.report, request)
+            self._counters.finished(report)
+            self._remember(request, report)
+            produced: list[int] = []
+            while token not in self.tokenizer.eos_ids and len(produced) < max_new_tokens:
+                produced.append(token)
+                self._counters.add("new_tokens")
+                yield Token(token, detokenizer.push(token))
+                if len(produced) < max_new_tokens:
+                    token = self._next(state.canvas, token, len(request.prompt) + len(produced) - 1)
+            finish: Literal["stop", "length"] = "stop" if token in self.tokenizer.eos_ids else "length"
+            if compare_full:
+                report = replace(report, comparison=self._compare(state))
         yield Answer(self.tokenizer.decode(produced), tuple(produced), finish, report)
 
     def prefill(
@@ -265,10 +296,10 @@ class Engine:
         """
         state = self._prefill(self._admit(prompt, plan, namespace, reserve), positions)
         report = _at_first_token(state.report, state.request)
+        self._counters.finished(report)
+        self._remember(state.request, report)
         if compare_full:
             report = replace(report, comparison=self._compare(state))
-        self._counters.finished(report, 0)
-        self._remember(state.request, report)
         return Prefill(state.logits, state.canvas, report)
 
     def score(
@@ -285,7 +316,7 @@ class Engine:
         """
         ids = as_token_ids(continuation_ids)
         self._check_ids("continuation_ids", ids)
-        state = self._prefill(self._admit(prompt, plan, namespace, len(ids)), positions=False)
+        state = self._prefill(self._admit(prompt, plan, namespace, len(ids) - 1), positions=False)
         return self.continuation(Prefill(state.logits, state.canvas, state.report), ids)
 
     def continuation(self, prefill: Prefill, continuation_ids: Sequence[int]) -> torch.Tensor:
@@ -298,11 +329,12 @@ class Engine:
         logits = prefill.logits[None]
         if len(ids) > 1:
             device = self.decoder.device
-            rows = Rows(prefill.canvas, torch.arange(start, end, device=device), torch.tensor(ids[:-1], device=device))
-            with self._turns.turn():
-                rest = self.decoder.forward([rows], keep="all")
-            assert rest is not None
-            logits = torch.cat((logits, rest))
+            forced = torch.tensor(ids[:-1], device=device).split(self.config.max_rows)
+            for part in forced:
+                rows = Rows(prefill.canvas, torch.arange(start, start + len(part), device=device), part)
+                with self._turns.turn():
+                    logits = torch.cat((logits, passes.unstopped(self.decoder.forward([rows], keep="all"))))
+                start += len(part)
         return logits.log_softmax(dim=-1)
 
     def greedy(self, prefill: Prefill, max_new_tokens: int) -> tuple[int, ...]:
@@ -317,8 +349,10 @@ class Engine:
 
     # ------------------------------------------------------------- the path
 
-    def _admit(self, prompt: Prompt, plan: Plan | None, namespace: str, reserve: int) -> _Request:
-        arrived = perf_counter()
+    def _admit(
+        self, prompt: Prompt, plan: Plan | None, namespace: str, reserve: int, arrived: float | None = None
+    ) -> _Request:
+        arrived = perf_counter() if arrived is None else arrived
         if self._closed:
             raise Closed("the engine is closed")
         if not isinstance(prompt, Prompt):
@@ -347,18 +381,18 @@ class Engine:
             canvas = self.decoder.new_canvas(request.capacity)
             token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
             loaded = self._chunks.load(prompt, canvas, request.namespace, request.plan.variant, _which(decision.method))
-            blend = _blend(self.decoder, canvas, token_ids, prompt, loaded)
+            blend = _blend(self.decoder, canvas, token_ids, prompt, loaded, self.config.max_rows)
             chooser = selector(decision.method)
             probe = 0 if chooser is None else chooser.probe_cost(blend)
             mandatory = len(prompt) - blend.cached
             decision = planner.settle(
                 decision, cached=blend.cached, probe=probe, rows=mandatory, tokens=len(prompt), layers=layers
             )
-            budget = decision.budget(layers, blend.cached)
             if decision.method == "full":
-                blend = replace(blend, text=torch.ones_like(blend.text))
-                chooser = None
-            outcome = prefill.blended(blend, chooser, budget, self.config.max_rows)
+                loaded, chooser = loaded.unused(), None
+                blend = _blend(self.decoder, canvas, token_ids, prompt, loaded, self.config.max_rows)
+            budget = decision.budget(layers, blend.cached)
+            outcome = prefill.blended(blend, chooser, budget)
             self._speed.saw(self._speed.flops(outcome.rows.tolist()), outcome.recompute_ms)
         report = build_report(
             decision,
@@ -378,16 +412,15 @@ class Engine:
         device = self.decoder.device
         row = Rows(canvas, torch.tensor([position], device=device), torch.tensor([token], device=device))
         with self._turns.turn():
-            logits = self.decoder.forward([row])
-        assert logits is not None
-        return int(logits[0].argmax())
+            return int(passes.unstopped(self.decoder.forward([row]))[0].argmax())
 
     def _compare(self, state: _State) -> Comparison:
         """Run the same prompt at full prefill and return how far the request was from it."""
         with self._turns.turn():
             canvas = self.decoder.new_canvas(len(state.token_ids))
             start = perf_counter()
-            full = prefill.full(self.decoder, canvas, state.token_ids, self.config.max_rows)
+            full = passes.everything(self.decoder, canvas, state.token_ids, self.config.max_rows)
+            passes.synchronize(self.decoder.device)
             elapsed = (perf_counter() - start) * 1e3
             self._speed.saw(self._speed.flops(range(len(state.token_ids))), elapsed)
         kl = torch.nn.functional.kl_div(
@@ -441,7 +474,9 @@ def _which(method: str) -> Which:
     return {"full": "none", "prefix": "exact"}.get(method, "all")  # type: ignore[return-value]
 
 
-def _blend(decoder: Decoder, canvas: Canvas, token_ids: torch.Tensor, prompt: Prompt, loaded: Loaded) -> Blend:
+def _blend(
+    decoder: Decoder, canvas: Canvas, token_ids: torch.Tensor, prompt: Prompt, loaded: Loaded, max_rows: int
+) -> Blend:
     """Describe the canvas to the selectors: what is loaded, what is missing, and where the question is."""
     length = len(token_ids)
     missing, held, exact = (torch.zeros(length, dtype=torch.bool, device=token_ids.device) for _ in range(3))
@@ -461,6 +496,7 @@ def _blend(decoder: Decoder, canvas: Canvas, token_ids: torch.Tensor, prompt: Pr
         missing=missing,
         text=text,
         question=question,
+        max_rows=max_rows,
     )
 
 

@@ -6,8 +6,8 @@ from blend.chunks import Loaded
 from blend.recompute.budget import Budget
 from blend.recompute.planner import Decision
 from blend.recompute.prefill import Outcome
-from blend.recompute.select import PLAIN_METHODS, Blend
-from blend.types import Report, Timings
+from blend.recompute.select import Blend
+from blend.types import PLAIN_METHODS, Report, Timings
 
 
 def build_report(
@@ -24,11 +24,11 @@ def build_report(
 ) -> Report:
     """Return the report of a prefill, its TTFT still to be set.
 
-    At full prefill every cached token counts as selected and the charged ratio is 1, loaded or not.
+    At full prefill nothing counts as cached, and all three ratios are 1.
     """
     tokens, cached = len(blend.token_ids), blend.cached
     full = decision.method == "full"
-    selected = cached if full else len(outcome.selection.positions)
+    selected = len(outcome.selection.positions)
     return Report(
         mode=decision.method,
         reason=decision.reason,

@@ -16,10 +16,21 @@ _log = logging.getLogger(__name__)
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Turns:
-    """A fair lock with two classes. A waiting request always goes before background work."""
+PATIENCE = 10.0
+"""Seconds that background work waits for open requests to end before it slips in between two of their steps."""
 
-    def __init__(self) -> None:
+
+class Turns:
+    """A fair lock with two classes. A waiting request always goes before background work.
+
+    A request takes a turn for every step. Between :meth:`request`'s enter and exit it is *open*, and background
+    work keeps out of the gaps between its steps, for at most ``patience`` seconds: a stream that nobody reads
+    must not stop it for good.
+    """
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._open = 0
         self._condition = threading.Condition()
         self._queue: deque[object] = deque()
         self._background: deque[object] = deque()
@@ -31,6 +42,18 @@ class Turns:
         """Requests that wait for their turn."""
         with self._condition:
             return len(self._queue)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Be an open request inside the ``with`` block."""
+        with self._condition:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._open -= 1
+                self._condition.notify_all()
 
     @contextmanager
     def turn(self, *, background: bool = False) -> Iterator[float]:
@@ -45,6 +68,8 @@ class Turns:
         with self._condition:
             mine.append(ticket)
             try:
+                if background:
+                    self._condition.wait_for(lambda: self._closed or not self._open, self._patience)
                 self._condition.wait_for(lambda: self._closed or self._may_go(ticket, background))
                 if self._closed:
                     raise Closed("the engine is closed")
@@ -107,6 +132,12 @@ class Background(Generic[_Key]):
             self._condition.notify_all()
             return True
 
+    def discard(self, unwanted: Callable[[_Key], bool]) -> None:
+        """Take every queued key that ``unwanted`` is true of out of the queue."""
+        with self._condition:
+            self._queue = {key: None for key in self._queue if not unwanted(key)}
+            self._condition.notify_all()
+
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until everything queued is done; returns whether it is (``timeout`` in seconds)."""
         with self._condition:
@@ -118,22 +149,31 @@ class Background(Generic[_Key]):
                 self._condition.wait_for(lambda: self._closed or bool(self._queue))
                 if self._closed:
                     return
-                key = next(iter(self._queue))
-                del self._queue[key]
-                self._running = True
             try:
                 with self._turns.turn(background=True):
-                    self._work(key)
-                self.done += 1
+                    self._work_off_one()
             except Closed:
-                self.dropped += 1
-            except Exception:  # noqa: BLE001 - whatever one piece of work does, the thread has to go on
-                self.failed += 1
-                _log.exception("background work failed")
-            finally:
                 with self._condition:
-                    self._running = False
-                    self._condition.notify_all()
+                    self._closed = True
+
+    def _work_off_one(self) -> None:
+        """Run the first key. It leaves the queue inside the turn: until then it can be discarded."""
+        with self._condition:
+            key = next(iter(self._queue), None)
+            if key is None:
+                return
+            del self._queue[key]
+            self._running = True
+        try:
+            self._work(key)
+            self.done += 1
+        except Exception:  # noqa: BLE001 - whatever one piece of work does, the thread has to go on
+            self.failed += 1
+            _log.exception("background work failed")
+        finally:
+            with self._condition:
+                self._running = False
+                self._condition.notify_all()
 
     def close(self) -> None:
         """Drop what is queued, let the running piece finish, and join the thread."""

@@ -23,7 +23,7 @@ class Counters:
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + amount
 
-    def finished(self, report: Report, new_tokens: int) -> None:
+    def finished(self, report: Report) -> None:
         """Count a request that reached its first token."""
         with self._lock:
             self._modes[report.mode] = self._modes.get(report.mode, 0) + 1
@@ -32,7 +32,6 @@ class Counters:
             ("prompt_tokens", report.tokens),
             ("cached_tokens", report.cached),
             ("selected_tokens", report.selected),
-            ("new_tokens", new_tokens),
             ("ttft_ms", report.timings.ttft),
         ):
             self.add(name, amount)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from blend.errors import InvalidPlan, InvalidPrompt
@@ -14,12 +15,18 @@ if TYPE_CHECKING:
 
     from blend.recompute.canvas import Canvas
 
+PLAIN_METHODS = ("full", "prefix", "reuse")
+"""Methods that select nothing: no cache, the exact prefix alone, or every chunk as it is."""
+
+METHODS = ("auto", *PLAIN_METHODS, "random", "head", "deviation", "query")
+"""Every method that ships, ``auto`` first. Evaluation may register more selectors."""
+
 Variant = Literal["plain", "conditioned", "best"]
 Outcome = Literal["hit", "miss", "failed", "unused"]
 
 
 def _ids(what: str, token_ids: Iterable[int]) -> tuple[int, ...]:
-    ids = tuple(int(t) for t in token_ids)
+    ids = as_token_ids(token_ids)
     if not ids:
         raise InvalidPrompt(what, "no tokens", "at least one token id")
     if min(ids) < 0:
@@ -96,14 +103,15 @@ class Plan:
 
     Args:
         method: ``full``, ``prefix``, ``reuse``, ``random``, ``head``, ``deviation``, ``query``, or ``auto``.
-        ratio: share of the cached tokens to select, 0 to 1, for a named method (default 0.15).
-            ``auto`` takes none.
-        max_charged: cap on the charged share, probes included, 0 to 1 (``auto``: default 0.15).
-        max_kl: quality target of ``auto``: the calibrated mean first-token KL in nats may not exceed it.
+        ratio: share of the cached tokens to select, 0 to 1, for a method that selects (default 0.15).
+        max_charged: cap on the charged share, probes included, 0 to 1, for ``auto`` (default 0.15) and methods that
+            select.
+        max_kl: quality target, for ``auto`` alone: the calibrated mean first-token KL in nats may not exceed it.
         variant: which stored variant of a chunk to use; ``best`` prefers ``conditioned``.
 
     Raises:
-        InvalidPlan: a value is out of range. An unknown method is refused by the engine, which knows them all.
+        InvalidPlan: a value is out of range, or of no meaning with this method. An unknown method is refused by the
+            engine, which knows them all.
     """
 
     method: str = "auto"
@@ -123,8 +131,12 @@ class Plan:
             raise InvalidPlan("max_kl", self.max_kl, "a number of 0 or more (nats)")
         if self.variant not in ("plain", "conditioned", "best"):
             raise InvalidPlan("variant", self.variant, "plain, conditioned or best")
-        if self.method == "auto" and self.ratio is not None:
-            raise InvalidPlan("ratio", self.ratio, "none with method auto, which takes max_charged and max_kl")
+        if self.ratio is not None and self.method in ("auto", *PLAIN_METHODS):
+            raise InvalidPlan("ratio", self.ratio, f"none with method {self.method}; methods that select take one")
+        if self.max_charged is not None and self.method in PLAIN_METHODS:
+            raise InvalidPlan("max_charged", self.max_charged, f"none with method {self.method}, which selects nothing")
+        if self.max_kl is not None and self.method != "auto":
+            raise InvalidPlan("max_kl", self.max_kl, "none with a named method; auto takes one")
 
 
 def _is_number(value: object) -> bool:
@@ -242,6 +254,14 @@ class Prefill:
     report: Report = field(repr=False)
 
 
-def as_token_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Return ``token_ids`` as a tuple of ints; an empty tuple is allowed."""
-    return tuple(int(t) for t in token_ids)
+def as_token_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
+    """Return ``token_ids`` as a tuple of ints; an empty tuple is allowed.
+
+    Raises:
+        InvalidPrompt: something among them is no integer.
+    """
+    ids = tuple(token_ids)
+    for value in ids:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise InvalidPrompt("token id", value, "integers")
+    return tuple(index(value) for value in ids)

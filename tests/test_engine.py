@@ -11,6 +11,7 @@ import torch
 
 from blend import Answer, Chunk, Engine, EngineConfig, Plan, Prompt, StoreConfig, Text, Token
 from blend.errors import Closed, InvalidConfig, InvalidInput, InvalidPlan, InvalidPrompt, ModelError, PromptTooLong
+from blend.recompute.calibration import Calibration, Point
 from tests import tiny
 
 
@@ -142,8 +143,17 @@ def test_empty_things_are_refused() -> None:
     for make in (lambda: Chunk([]), lambda: Text([]), lambda: Prompt([]), lambda: Chunk([-1])):
         with pytest.raises(InvalidPrompt):
             make()
-    with pytest.raises(InvalidPlan):
-        Plan("auto", ratio=0.3)
+    for wrong in (
+        {"method": "auto", "ratio": 0.3},
+        {"method": "reuse", "ratio": 0.3},
+        {"method": "full", "max_charged": 0.1},
+        {"method": "query", "max_kl": 0.1},
+    ):
+        with pytest.raises(InvalidPlan, match="none with (a named )?method"):
+            Plan(**wrong)  # type: ignore[arg-type]
+    for value in (1.7, True, "a"):
+        with pytest.raises(InvalidPrompt, match="token id"):
+            Chunk([value])  # type: ignore[list-item]
     with pytest.raises(InvalidPlan):
         Plan(variant="other")  # type: ignore[arg-type]
 
@@ -182,6 +192,52 @@ def test_a_missed_chunk_is_there_the_next_time(model: Path, tmp_path: Path) -> N
         assert engine.wait_idle(60)
         second = engine.prefill(prompt, Plan("query", 0.2)).report
         assert {c.outcome for c in second.chunks} == {"hit"}
+
+
+def test_what_was_forgotten_does_not_come_back(model: Path, tmp_path: Path) -> None:
+    """A miss of a request that was under way when its chunks were deleted must not store them again."""
+    prompt = tiny.prompt()
+    chunks = tiny.chunks_of(prompt)
+    with tiny.engine(model, tmp_path, recompute_misses=True) as engine:
+        queued = engine.generate(prompt, max_new_tokens=1, plan=Plan("reuse"))
+        engine.forget(chunks)
+        assert engine.wait_idle(60)
+        assert engine.missing(chunks) == chunks, "queued before, dropped by forget"
+
+        stream = engine.stream(prompt, max_new_tokens=3, plan=Plan("reuse"))
+        engine.forget(chunks)
+        assert list(stream)[-1].token_ids[:1] == queued.token_ids  # type: ignore[union-attr]
+        assert engine.wait_idle(60)
+        assert engine.missing(chunks) == chunks, "arrived before, not queued"
+
+        engine.generate(prompt, max_new_tokens=1, plan=Plan("reuse"))
+        assert engine.wait_idle(60)
+        assert engine.missing(chunks) == [], "arrived afterwards: an ordinary miss"
+
+
+def test_chunks_are_forgotten_by_key_whatever_model_made_them(model: Path, tmp_path: Path) -> None:
+    chunks = tiny.chunks_of(tiny.prompt())
+    with tiny.engine(model, tmp_path) as engine:
+        keys = engine.precompute(chunks)
+    with tiny.engine(model, tmp_path, dtype="bfloat16") as engine:
+        assert engine.forget(chunks) == 0
+        assert engine.forget_keys(keys) == 3
+    with tiny.engine(model, tmp_path) as engine:
+        assert engine.missing(chunks) == chunks
+
+
+def test_settling_for_full_prefill_uses_no_chunk(engine: Engine, model: Path) -> None:
+    point = Point("query", 0.15, 0.15, 0.01, 0.0, 0.02, 1.0)
+    engine.calibration = Calibration(str(model), "made up", 1, point, (point,))
+    prompt = tiny.prompt(question=120)
+    engine.precompute(tiny.chunks_of(prompt))
+    got = engine.prefill(prompt)
+    report = got.report
+    assert (report.mode, report.cached, report.selected, report.charged_ratio) == ("full", 0, 0, 1.0)
+    assert {(c.outcome, c.tier) for c in report.chunks} == {("unused", "host")}
+    assert all(c.nbytes for c in report.chunks), "they were read before it was known"
+    want = engine.prefill(prompt, Plan("full")).logits
+    assert (got.logits - want).abs().max() <= 1e-4 * max(1.0, float(want.abs().max()))
 
 
 def test_auto_without_calibration_runs_full_and_a_named_method_warns(engine: Engine) -> None:

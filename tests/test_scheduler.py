@@ -37,6 +37,30 @@ def test_requests_go_in_order_and_background_last() -> None:
     assert order == ["r1", "r2", "b1", "b2"]
 
 
+def test_background_keeps_out_of_the_gaps_between_a_requests_steps() -> None:
+    turns, order = Turns(patience=60), []
+
+    def work() -> None:
+        with turns.turn(background=True):
+            order.append("background")
+
+    thread = threading.Thread(target=work)
+    with turns.request():
+        thread.start()
+        for step in range(3):
+            with turns.turn():
+                order.append(step)
+            time.sleep(0.02)
+    thread.join(10)
+    assert order == [0, 1, 2, "background"]
+
+
+def test_background_waits_for_a_stream_that_nobody_reads_only_so_long() -> None:
+    turns = Turns(patience=0.05)
+    with turns.request(), turns.turn(background=True) as waited:
+        assert waited >= 50
+
+
 def test_a_turn_is_given_back_after_an_error() -> None:
     turns = Turns()
     with pytest.raises(KeyError), turns.turn():
@@ -80,12 +104,20 @@ def test_background_work_is_bounded_deduplicated_and_survives_errors() -> None:
 
     background = Background(turns, work, "test-background", limit=3)
     assert background.submit("first")
-    wait_until(lambda: not background._queue)
+    wait_until(lambda: background._running)
     assert [background.submit(k) for k in ("bad", "a", "a", "b", "c")] == [True, True, True, True, False]
     gate.set()
     assert background.wait_idle(10)
     assert done == ["first", "a", "b"]
     assert (background.done, background.failed, background.dropped) == (3, 1, 1)
+    gate.clear()
+    for key in ("d", "e", "f"):
+        background.submit(key)
+        wait_until(lambda: background._running)
+    background.discard(lambda key: key == "e")
+    gate.set()
+    assert background.wait_idle(10)
+    assert done == ["first", "a", "b", "d", "f"]
     background.close()
     assert not background.submit("late")
     assert "test-background" not in {t.name for t in threading.enumerate()}

@@ -21,8 +21,8 @@ from blend.eval import datasets
 from blend.eval.fidelity import Fidelity, measure
 from blend.eval.stats import Estimate, bootstrap
 from blend.recompute.calibration import VERSION
-from blend.recompute.select import PLAIN_METHODS, methods
-from blend.types import Plan
+from blend.recompute.select import methods
+from blend.types import PLAIN_METHODS, Plan
 
 _EXAMPLES = """examples:
   blend-eval run --dataset demo --methods reuse,deviation,query --ratios 0.15

@@ -16,6 +16,9 @@ from blend.errors import InvalidInput
 BLOCK_ROWS = 192
 """Rows of one block: torch's CPU kernel takes its larger tiles from 192 on; more rows would see more keys in vain."""
 
+KEPT_BYTES = 64 * 2**20
+"""Masks up to this size in all are kept from layer to layer: making them anew costs an eighth of attention."""
+
 
 class Reach:
     """Which keys each row reads. The same for every layer of one window, so made once a pass.
@@ -26,7 +29,7 @@ class Reach:
         visible: ``[N]`` bool, the keys that may be read besides a row's own; ``None``: all.
     """
 
-    __slots__ = ("blocks", "causal", "positions", "visible", "window")
+    __slots__ = ("_kept", "blocks", "causal", "positions", "visible", "window")
 
     def __init__(self, positions: Tensor, window: int | None = None, visible: Tensor | None = None) -> None:
         if positions.ndim != 1 or not len(positions):
@@ -46,6 +49,24 @@ class Reach:
             stop = min(start + BLOCK_ROWS, len(at))
             low = 0 if window is None else max(0, at[start] - window + 1)
             self.blocks.append((start, stop, low, at[stop - 1] + 1))
+        self._kept: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+    def bias(self, block: int, group: int, dtype: torch.dtype) -> Tensor | None:
+        """What is added to scores: ``[group * rows, keys]``, 0 where a row reads a key and else minus infinity.
+
+        The block's rows once for each of the ``group`` heads of a KV head; ``None`` where every row reads every key.
+        """
+        if (block, group, dtype) in self._kept:
+            return self._kept[block, group, dtype]
+        mask = self.mask(*self.blocks[block])
+        if mask is None:
+            return None
+        bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+        bias = bias.repeat(group, 1)
+        size = sum((stop - start) * (high - low) for start, stop, low, high in self.blocks)
+        if size * group * dtype.itemsize <= KEPT_BYTES:
+            self._kept[block, group, dtype] = bias
+        return bias
 
     def mask(self, start: int, stop: int, low: int, high: int) -> Tensor | None:
         """``[stop - start, high - low]`` bool, True where a row reads a key; ``None`` where all do."""
@@ -105,23 +126,22 @@ def attend_within(
         )[0]
     out = query.new_empty(rows, heads, dims).transpose(0, 1)
     group = heads // kv_heads
-    for start, stop, low, high in reach.blocks:
-        mask = reach.mask(start, stop, low, high)
-        if mask is not None and group > 1:
-            mask = mask.repeat(group, 1)
+    precision = query.dtype if softcap is None else torch.float32
+    for block, (start, stop, low, high) in enumerate(reach.blocks):
+        bias = reach.bias(block, group, precision)
         folded = query[:, start:stop].reshape(kv_heads, group * (stop - start), dims)
-        part = _block(folded, key[:, low:high], value[:, low:high], mask, scale, softcap)
+        part = _block(folded, key[:, low:high], value[:, low:high], bias, scale, softcap)
         out[:, start:stop] = part.view(heads, stop - start, dims)
     return out
 
 
 def _block(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """``query`` ``[KVH, Q, D]`` over ``[KVH, N, D]`` under one mask ``[Q, N]``."""
+    """``query`` ``[KVH, Q, D]`` over ``[KVH, N, D]``, with one ``bias`` ``[Q, N]`` on the scores."""
     if softcap is None:
-        return scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=mask, scale=scale)[0]
+        return scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=bias, scale=scale)[0]
     scores = torch.matmul(query.float(), key.float().transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap)
-    if mask is not None:
-        scores.masked_fill_(~mask, float("-inf"))
+    if bias is not None:
+        scores += bias
     return torch.matmul(scores.softmax(-1), value.float()).to(query.dtype)

@@ -28,7 +28,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A model's calibration. ``default`` is the point that ``auto`` takes when no quality target is given."""
+    """A model's calibration. ``default`` names the method that ``auto`` takes when no quality target is given."""
 
     model: str
     data: str
@@ -36,12 +36,18 @@ class Calibration:
     default: Point
     points: tuple[Point, ...]
 
-    def choose(self, max_kl: float | None) -> Point | None:
-        """Return the point with the least charge whose mean KL meets ``max_kl``, or ``None`` when none does."""
+    def choose(self, max_charged: float, max_kl: float | None) -> Point | None:
+        """Return the point to run, or ``None`` when none fits.
+
+        With a quality target that is the one with the least charge whose mean KL meets it; without one, the largest
+        ratio of the default method. Either way its charge may not exceed ``max_charged``.
+        """
+        affordable = [p for p in self.points if p.charged <= max_charged]
         if max_kl is None:
-            return self.default
-        good = [p for p in self.points if p.kl <= max_kl]
-        return min(good, key=lambda p: (p.charged, p.kl)) if good else None
+            known = [p for p in affordable if p.method == self.default.method]
+            return max(known, key=lambda p: p.ratio, default=None)
+        good = [p for p in affordable if p.kl <= max_kl]
+        return min(good, key=lambda p: (p.charged, p.kl), default=None)
 
 
 def parse(text: str, where: str) -> Calibration:

@@ -9,8 +9,8 @@ from blend.errors import InvalidPlan
 from blend.model.decoder import Decoder
 from blend.recompute.budget import Budget
 from blend.recompute.calibration import Calibration
-from blend.recompute.select import PLAIN_METHODS, methods
-from blend.types import Plan
+from blend.recompute.select import methods
+from blend.types import PLAIN_METHODS, Plan
 
 DEFAULT_RATIO = 0.15
 """Share of cached tokens that a named method selects, and the cap of ``auto``, unless the plan says otherwise."""
@@ -48,15 +48,12 @@ def decide(plan: Plan, calibration: Calibration | None) -> Decision:
         return Decision(plan.method, fixed.get(plan.method, ratio), plan.max_charged, False, "as asked")
     if calibration is None:
         return Decision("full", 1.0, None, True, "this model has no calibration")
-    point = calibration.choose(plan.max_kl)
-    if point is None:
-        return Decision("full", 1.0, None, True, f"no calibrated setting keeps the mean KL under {plan.max_kl:g}")
     cap = DEFAULT_RATIO if plan.max_charged is None else plan.max_charged
-    if plan.max_kl is not None and point.charged > cap:
-        why = f"a mean KL under {plan.max_kl:g} needs a charge of {point.charged:.2f}, over the cap of {cap:g}"
-        return Decision("full", 1.0, None, True, why)
-    ratio = point.ratio if plan.max_charged is None or plan.max_kl is not None else cap
-    return Decision(point.method, ratio, cap, True, f"calibrated mean KL {point.kl:.3f} at ratio {point.ratio:g}")
+    point = calibration.choose(cap, plan.max_kl)
+    if point is None:
+        target = "" if plan.max_kl is None else f" keeps the mean KL under {plan.max_kl:g} and"
+        return Decision("full", 1.0, None, True, f"no calibrated setting{target} is charged at most {cap:g}")
+    return Decision(point.method, point.ratio, cap, True, f"calibrated mean KL {point.kl:.3f} at ratio {point.ratio:g}")
 
 
 def settle(decision: Decision, *, cached: int, probe: int, rows: int, tokens: int, layers: int) -> Decision:
@@ -81,7 +78,10 @@ def settle(decision: Decision, *, cached: int, probe: int, rows: int, tokens: in
 
 
 class PrefillSpeed:
-    """Estimates full-prefill time from the passes seen so far. It keeps the best rate, so as not to flatter."""
+    """Estimates full-prefill time from the passes seen so far, chunks being encoded among them.
+
+    It keeps the best rate, so that a slow moment does not make full prefill look slower than it is.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
         self._linear = decoder.linear_flops_per_row

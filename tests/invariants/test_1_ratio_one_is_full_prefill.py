@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from blend import Chunk, Engine, Plan, Prompt, Text
+from blend.model.decoder import Rows
 from blend.types import Answer
 from tests import tiny
 
@@ -73,6 +75,27 @@ def test_reuse_is_exact_where_the_whole_left_context_is_the_sink(engine: Engine,
     assert set(result.report.recomputed_positions or ()) == {0, *range(41, 50)}
 
 
+@pytest.mark.parametrize("method", SELECTING)
+def test_below_ratio_one_probes_leave_no_trace(engine: Engine, method: str) -> None:
+    """What a blended prefill ends with is one pass of its rows over freshly loaded chunks, whatever was probed."""
+    prompt = tiny.prompt(chunks=4)
+    chunks = tiny.chunks_of(prompt)
+    engine.precompute(c for i, c in enumerate(chunks) if i != 1)
+    got = engine.prefill(prompt, Plan(method, ratio=0.2), positions=True)
+    held = {p for a, b, s in prompt.spans() if s in chunks and s != chunks[1] for p in range(a, b)}
+    chosen = held & set(got.report.recomputed_positions or ())
+    assert len(chosen) == got.report.selected > 0
+    canvas = engine.decoder.new_canvas(len(prompt))
+    canvas.k.copy_(engine.prefill(prompt, Plan("reuse")).canvas.k)
+    canvas.v.copy_(engine.prefill(prompt, Plan("reuse")).canvas.v)
+    rows = torch.tensor(sorted(chosen | (set(range(len(prompt))) - held)))
+    logits = engine.decoder.forward([Rows(canvas, rows, torch.tensor(prompt.token_ids)[rows])])
+    assert logits is not None
+    assert_close(got.logits, logits[0])
+    torch.testing.assert_close(got.canvas.k, canvas.k, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got.canvas.v, canvas.v, rtol=1e-4, atol=1e-4)
+
+
 def test_a_prompt_that_ends_with_a_chunk(llama: Engine) -> None:
     prompt = Prompt([Text((1, 7, 8)), Chunk(tiny.random_ids(30, 1)), Chunk(tiny.random_ids(31, 2))])
     llama.precompute(tiny.chunks_of(prompt))
@@ -80,13 +103,27 @@ def test_a_prompt_that_ends_with_a_chunk(llama: Engine) -> None:
         assert_close(llama.prefill(prompt, Plan(method, ratio=1.0)).logits, stock_logits(llama, prompt))
 
 
-def test_slices_change_nothing(model_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_slices_change_nothing_and_no_pass_is_larger(
+    model_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = tiny.prompt()
-    with tiny.engine(model_of("llama"), tmp_path, max_rows=7) as sliced:
+    plans = [Plan("full"), *(Plan(m, ratio=r) for m in SELECTING for r in (0.2, 1.0))]
+    with tiny.engine(model_of("llama"), tmp_path / "whole") as whole:
+        whole.precompute(tiny.chunks_of(prompt))
+        want = [whole.prefill(prompt, plan, positions=True) for plan in plans]
+    with tiny.engine(model_of("llama"), tmp_path / "sliced", max_rows=7) as sliced:
+        sizes = []
+        forward = sliced.decoder.forward
+        monkeypatch.setattr(
+            sliced.decoder, "forward", lambda batch, **k: sizes.append(sum(map(len, batch))) or forward(batch, **k)
+        )
         sliced.precompute(tiny.chunks_of(prompt))
-        want = stock_logits(sliced, prompt)
-        assert_close(sliced.prefill(prompt, Plan("query", ratio=1.0)).logits, want)
-        assert_close(sliced.prefill(prompt, Plan("full")).logits, want)
+        for plan, expected in zip(plans, want, strict=True):
+            got = sliced.prefill(prompt, plan, positions=True)
+            assert got.report.recomputed_positions == expected.report.recomputed_positions
+            assert_close(got.logits, expected.logits)
+        sliced.score(prompt, tiny.random_ids(20, 1), Plan("full"))
+        assert max(sizes) == 7
 
 
 @pytest.mark.parametrize("method", SELECTING)

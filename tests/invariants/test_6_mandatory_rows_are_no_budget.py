@@ -56,14 +56,29 @@ def test_with_nothing_stored_every_method_is_full_prefill(llama: Engine, method:
     assert got.report.cached == 0 and got.report.charged_ratio == 0.0
 
 
-def test_the_same_chunk_twice_counts_twice_and_is_read_once(llama: Engine) -> None:
+def test_the_same_chunk_twice_counts_twice_and_is_read_once(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = Chunk(tiny.random_ids(40, 3))
+    asked = []
+    lookup = llama.store.lookup
+    monkeypatch.setattr(llama.store, "lookup", lambda key: asked.append(key) or lookup(key))
     prompt = Prompt([Text((1, 5)), chunk, Text((9,)), chunk, Text(tiny.random_ids(6, 4))])
     llama.precompute([chunk])
     report = llama.prefill(prompt, Plan("head", ratio=0.1)).report
     assert report.cached == 80 and report.selected == 8
     assert [c.outcome for c in report.chunks] == ["hit", "hit"]
     assert len({c.key for c in report.chunks}) == 1
+    assert len(asked) == 1
+    assert [c.nbytes for c in report.chunks] == [40 * llama.stats().kv_bytes_per_token, 0]
+
+
+def test_the_same_chunk_twice_may_be_two_variants(llama: Engine) -> None:
+    """Where it stands exactly as it was encoded, the plain variant is exact; elsewhere the asked-for one is used."""
+    chunk, other = Chunk(tiny.random_ids(40, 3)), Chunk(tiny.random_ids(20, 4))
+    prompt = Prompt([Text(llama.sink), chunk, Text((9,)), chunk, Text(tiny.random_ids(6, 4))])
+    llama.precompute([chunk])
+    llama.precompute([chunk], behind=[(other,)])
+    first, second = llama.prefill(prompt, Plan("reuse")).report.chunks
+    assert first.variant == "plain" and str(second.variant).startswith("c")
 
 
 def test_a_chunk_of_one_token(llama: Engine) -> None:

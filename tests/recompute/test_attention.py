@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blend.errors import InvalidInput
+from blend.recompute import attention
 from blend.recompute.attention import BLOCK_ROWS, Reach, attend, attend_within
 
 HEADS = [(3, 3), (6, 2), (8, 1)]
@@ -148,6 +149,16 @@ def test_one_reach_serves_many_layers() -> None:
     for layer in range(3):
         expected = attend(query, key + layer, value, positions, scale=0.5, window=11)
         assert torch.equal(attend_within(query, key + layer, value, reach, scale=0.5), expected)
+
+
+def test_masks_too_large_to_keep_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, positions = some(6, 2, BLOCK_ROWS + 9, 500, 8)
+    kept, anew = Reach(positions), Reach(positions)
+    expected = attend_within(query, key, value, kept, scale=0.5)
+    assert kept.bias(0, 3, torch.float32) is kept.bias(0, 3, torch.float32)
+    monkeypatch.setattr(attention, "KEPT_BYTES", 1000)
+    assert torch.equal(attend_within(query, key, value, anew, scale=0.5), expected)
+    assert anew.bias(0, 3, torch.float32) is not anew.bias(0, 3, torch.float32)
 
 
 def test_refuses_what_does_not_fit() -> None:

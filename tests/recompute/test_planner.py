@@ -44,11 +44,16 @@ def test_auto_without_a_calibration_is_full_prefill_and_says_why() -> None:
     assert (got.method, got.reason) == ("full", "this model has no calibration")
 
 
-def test_auto_takes_the_default_and_caps_the_charge() -> None:
-    got = decide(Plan(), KNOWN)
-    assert (got.method, got.ratio, got.max_charged) == ("query", 0.15, 0.15)
-    got = decide(Plan(max_charged=0.3), KNOWN)
-    assert (got.ratio, got.max_charged) == (0.3, 0.3)
+@pytest.mark.parametrize(("cap", "ratio"), [(None, 0.15), (0.3, 0.3), (0.9, 0.3), (0.2, 0.15), (0.05, 0.05)])
+def test_auto_takes_the_largest_calibrated_ratio_under_the_cap(cap: float | None, ratio: float) -> None:
+    got = decide(Plan(max_charged=cap), KNOWN)
+    assert (got.method, got.ratio, got.max_charged) == ("query", ratio, cap or 0.15)
+    assert f"at ratio {ratio:g}" in got.reason
+
+
+def test_auto_under_a_cap_below_every_calibrated_charge_is_full_prefill() -> None:
+    got = decide(Plan(max_charged=0.01), KNOWN)
+    assert (got.method, got.reason) == ("full", "no calibrated setting is charged at most 0.01")
 
 
 def test_auto_meets_the_quality_target_with_the_least_charge() -> None:

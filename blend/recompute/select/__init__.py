@@ -7,11 +7,9 @@ from blend.recompute.select.base import Blend, Selection, Selector
 from blend.recompute.select.deviation import Deviation
 from blend.recompute.select.fixed import Head, Random
 from blend.recompute.select.query import Query
+from blend.types import PLAIN_METHODS
 
 _SELECTORS: dict[str, Selector] = {s.name: s for s in (Random(), Head(), Deviation(), Query())}
-
-PLAIN_METHODS = ("full", "prefix", "reuse")
-"""Methods that select nothing: no cache, the exact prefix alone, or everything as it is."""
 
 
 def register(selector: Selector) -> None:
@@ -44,4 +42,4 @@ def selector(method: str) -> Selector | None:
         raise InvalidPlan("method", method, ", ".join(methods())) from None
 
 
-__all__ = ["PLAIN_METHODS", "Blend", "Selection", "Selector", "methods", "register", "selector"]
+__all__ = ["Blend", "Selection", "Selector", "methods", "register", "selector"]

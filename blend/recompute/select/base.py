@@ -24,6 +24,7 @@ class Blend:
         missing: ``[N]`` bool: tokens of chunks that have no KV; they are rows of the final pass.
         text: ``[N]`` bool: plain text, the question included; rows of the final pass as well.
         question: ``(start, end)`` of the plain text that ends the prompt.
+        max_rows: most rows of one forward pass.
     """
 
     decoder: Decoder
@@ -34,6 +35,7 @@ class Blend:
     missing: torch.Tensor
     text: torch.Tensor
     question: tuple[int, int]
+    max_rows: int
 
     @property
     def first_loaded(self) -> int:

@@ -6,15 +6,16 @@ import torch
 
 from blend.model.decoder import LayerAttention, Observer, Rows, StopForward
 from blend.recompute.kernels import reference
+from blend.recompute.passes import run
 from blend.recompute.select.base import Blend, Selector
 
 
 class _Watch(Observer):
-    """Compares fresh and cached values at one layer, then ends the pass."""
+    """Compares fresh and cached values at one layer, slice after slice, and ends each pass there."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
-        self.found: torch.Tensor | None = None
+        self.found: list[torch.Tensor] = []
 
     def before_write(
         self,
@@ -27,7 +28,7 @@ class _Watch(Observer):
     ) -> None:
         """Take the deviation when the check layer is reached."""
         if layer == self.layer:
-            self.found = reference.deviation(value, rows.canvas.v[layer][:, rows.positions])
+            self.found.append(reference.deviation(value, rows.canvas.v[layer][:, rows.positions]))
             raise StopForward
 
 
@@ -54,7 +55,5 @@ class Deviation(Selector):
         """Return the squared V deviation per token at the check layer."""
         watch = _Watch(self._layer(blend))
         positions = torch.arange(len(blend.token_ids), device=blend.token_ids.device)
-        blend.decoder.forward([Rows(blend.canvas, positions, blend.token_ids, observer=watch)])
-        if watch.found is None:
-            raise RuntimeError(f"the forward pass never reached layer {watch.layer}")
-        return watch.found
+        run(blend.decoder, blend.canvas, blend.token_ids, positions, blend.max_rows, observer=watch)
+        return torch.cat(watch.found)

@@ -6,14 +6,15 @@ import torch
 
 from blend.model.decoder import LayerAttention, Observer, Rows
 from blend.recompute.kernels import reference
+from blend.recompute.passes import run
 from blend.recompute.select.base import Blend, Selector
 
 
 class _Watch(Observer):
-    """Sums the attention mass of the last ``rows`` rows over all layers."""
+    """Sums the attention mass of rows from position ``start`` on, over all layers."""
 
-    def __init__(self, rows: int, length: int, device: torch.device) -> None:
-        self.rows = rows
+    def __init__(self, start: int, length: int, device: torch.device) -> None:
+        self.start = start
         self.total = torch.zeros(length, dtype=torch.float32, device=device)
 
     def after_write(
@@ -26,10 +27,13 @@ class _Watch(Observer):
         attention: LayerAttention,
     ) -> None:
         """Add this layer's mass."""
+        asking = int((rows.positions < self.start).sum())
+        if asking == len(rows):
+            return
         self.total += reference.mass(
-            query[:, -self.rows :],
+            query[:, asking:],
             rows.canvas.k[layer],
-            rows.positions[-self.rows :],
+            rows.positions[asking:],
             scale=attention.scale,
             window=attention.window,
             softcap=attention.softcap,
@@ -65,8 +69,14 @@ class Query(Selector):
         positions = self._rows(blend)
         visible = torch.ones(blend.canvas.length, dtype=torch.bool, device=positions.device)
         visible[blend.first_loaded : len(blend.missing)] = ~blend.missing[blend.first_loaded :]
-        start, end = blend.question
-        watch = _Watch(end - start, blend.canvas.length, positions.device)
-        rows = Rows(blend.canvas, positions, blend.token_ids[positions], visible=visible, observer=watch)
-        blend.decoder.forward([rows])
+        watch = _Watch(blend.question[0], blend.canvas.length, positions.device)
+        run(
+            blend.decoder,
+            blend.canvas,
+            blend.token_ids,
+            positions,
+            blend.max_rows,
+            visible=visible,
+            observer=watch,
+        )
         return watch.total[: len(blend.token_ids)]
