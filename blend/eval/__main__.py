@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from blend.config import EngineConfig
+from blend.config import EngineConfig, StoreConfig
 from blend.engine import Engine
 from blend.errors import BlendError, InvalidInput
 from blend.eval import datasets
@@ -77,8 +77,10 @@ def collect(args: argparse.Namespace, wanted: Sequence[Plan]) -> list[list[Fidel
     """Measure every plan on every example; returns one list a plan."""
     examples = datasets.load(args.dataset, passages=args.passages, limit=args.limit, seed=args.seed)
     found: list[list[Fidelity]] = [[] for _ in wanted]
+    # In memory alone: what is measured must not push a user's own chunks out of their store.
+    store = StoreConfig(disk_bytes=0)
     with (
-        Engine(EngineConfig(args.model, dtype=args.dtype, recompute_misses=False)) as engine,
+        Engine(EngineConfig(args.model, dtype=args.dtype, recompute_misses=False, store=store)) as engine,
         Progress(console=Console(stderr=True), disable=args.json) as progress,
     ):
         for example in progress.track(examples, description="questions"):
@@ -132,8 +134,15 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> None:
-    found = [r for r in collect(args, plans(args.methods, args.ratios, capped=True)) if r[0].plan.ratio is not None]
-    rows = [summary(results) for results in found]
+    wanted = plans(args.methods, args.ratios, capped=True)
+    for plan in wanted:
+        if plan.ratio is None:
+            raise InvalidInput("methods", plan.method, "methods that select, for only they have a ratio to calibrate")
+    try:
+        args.output.touch()
+    except OSError as error:
+        raise InvalidInput("output", str(args.output), f"a file that can be written ({error.strerror})") from error
+    rows = [summary(results) for results in collect(args, wanted)]
     points = [
         {
             "method": row["method"],

@@ -71,6 +71,18 @@ def test_calibrate_writes_what_the_engine_reads(model: Path, data: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
+    [(["--methods", "query,full", "--output", "x.json"], "full"), (["--output", "nowhere/x.json"], "nowhere")],
+)
+def test_a_calibration_that_cannot_be_made_is_refused_before_it_runs(
+    wrong: list[str], named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["calibrate", *wrong]) == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
     [
         (["--methods", "quarry"], "quarry"),
         (["--ratios", "a"], "ratios"),
