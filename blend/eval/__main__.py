@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -138,10 +139,8 @@ def _calibrate(args: argparse.Namespace) -> None:
     for plan in wanted:
         if plan.ratio is None:
             raise InvalidInput("methods", plan.method, "methods that select, for only they have a ratio to calibrate")
-    try:
-        args.output.touch()
-    except OSError as error:
-        raise InvalidInput("output", str(args.output), f"a file that can be written ({error.strerror})") from error
+    if not os.access(args.output.parent, os.W_OK) or args.output.is_dir():
+        raise InvalidInput("output", str(args.output), "a file in a directory that can be written to")
     rows = [summary(results) for results in collect(args, wanted)]
     points = [
         {
