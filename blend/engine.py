@@ -1,10 +1,9 @@
-"""The engine: documents' chunks go in once, prompts are answered from their KV. The path: plan → load → select →
-recompute → decode."""
+"""The engine: chunks go in once, prompts are answered from their KV. The path itself is in ``pipeline.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from time import perf_counter
 from types import TracebackType
@@ -12,24 +11,21 @@ from typing import Literal
 
 import torch
 
-from blend.chunks import ChunkCache, Loaded, Which
+from blend.chunks import ChunkCache
 from blend.config import EngineConfig
 from blend.errors import Closed, InvalidInput, InvalidPrompt, PromptTooLong
 from blend.model import source, support
-from blend.model.decoder import Decoder, Rows
+from blend.model.decoder import Decoder
 from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Detokenizer
-from blend.recompute import calibration, passes, planner, prefill
-from blend.recompute.canvas import Canvas
-from blend.recompute.select import Blend, selector
-from blend.reporting import build_report
+from blend.pipeline import Pipeline, Request, at_first_token
+from blend.recompute import calibration, planner
 from blend.scheduler import Background, Turns
 from blend.stats import Counters, EngineStats
 from blend.store import LAYOUT_VERSION, open_store
 from blend.types import (
     Answer,
     Chunk,
-    Comparison,
     Plan,
     Prefill,
     Prompt,
@@ -41,28 +37,6 @@ from blend.types import (
 DEFAULT_NAMESPACE = "default"
 
 _FORGOTTEN_LIMIT = 100_000
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A validated request. ``arrived`` is the clock reading that TTFT counts from."""
-
-    prompt: Prompt
-    plan: Plan
-    namespace: str
-    capacity: int
-    arrived: float
-
-
-@dataclass(eq=False)
-class _State:
-    """A prefilled request: what decoding and reporting need."""
-
-    request: _Request
-    canvas: Canvas
-    token_ids: torch.Tensor
-    logits: torch.Tensor
-    report: Report
 
 
 class Engine:
@@ -103,6 +77,9 @@ class Engine:
         )
         self._counters = Counters()
         self._turns = Turns()
+        self._pipeline = Pipeline(
+            self.decoder, self._chunks, self.calibration, self._speed, self._turns, self.config.max_rows
+        )
         self._later = Background(self._turns, self._precompute_missed, name="blend-precompute")
         # When a chunk was forgotten: a request that came before must not have it computed again.
         self._forgotten: dict[str, float] = {}
@@ -193,7 +170,7 @@ class Engine:
     def _precompute_missed(self, missed: tuple[Chunk, str]) -> None:
         self._encode(*missed)
 
-    def _remember(self, request: _Request, report: Report) -> None:
+    def _remember(self, request: Request, report: Report) -> None:
         """Queue one context-free precompute for every chunk that the store could not give, and that is still wanted."""
         if not self.config.recompute_misses:
             return
@@ -259,13 +236,13 @@ class Engine:
         return self._stream(request, max_new_tokens, compare_full, positions)
 
     def _stream(
-        self, request: _Request, max_new_tokens: int, compare_full: bool, positions: bool
+        self, request: Request, max_new_tokens: int, compare_full: bool, positions: bool
     ) -> Iterator[Token | Answer]:
         with self._turns.request():
-            state = self._prefill(request, positions)
+            state = self._pipeline.prefill(request, positions)
             detokenizer = Detokenizer(self.tokenizer)
             token = int(state.logits.argmax())
-            report = _at_first_token(state.report, request)
+            report = at_first_token(state.report, request)
             self._counters.finished(report)
             self._remember(request, report)
             produced: list[int] = []
@@ -274,10 +251,10 @@ class Engine:
                 self._counters.add("new_tokens")
                 yield Token(token, detokenizer.push(token))
                 if len(produced) < max_new_tokens:
-                    token = self._next(state.canvas, token, len(request.prompt) + len(produced) - 1)
+                    token = self._pipeline.next(state.canvas, token, len(request.prompt) + len(produced) - 1)
             finish: Literal["stop", "length"] = "stop" if token in self.tokenizer.eos_ids else "length"
             if compare_full:
-                report = replace(report, comparison=self._compare(state))
+                report = replace(report, comparison=self._pipeline.compare(state))
         yield Answer(self.tokenizer.decode(produced), tuple(produced), finish, report)
 
     def prefill(
@@ -294,12 +271,12 @@ class Engine:
 
         ``reserve`` adds room for that many further tokens to the canvas. Other arguments as for :meth:`stream`.
         """
-        state = self._prefill(self._admit(prompt, plan, namespace, reserve), positions)
-        report = _at_first_token(state.report, state.request)
+        state = self._pipeline.prefill(self._admit(prompt, plan, namespace, reserve), positions)
+        report = at_first_token(state.report, state.request)
         self._counters.finished(report)
         self._remember(state.request, report)
         if compare_full:
-            report = replace(report, comparison=self._compare(state))
+            report = replace(report, comparison=self._pipeline.compare(state))
         return Prefill(state.logits, state.canvas, report)
 
     def score(
@@ -316,7 +293,7 @@ class Engine:
         """
         ids = as_token_ids(continuation_ids)
         self._check_ids("continuation_ids", ids)
-        state = self._prefill(self._admit(prompt, plan, namespace, len(ids) - 1), positions=False)
+        state = self._pipeline.prefill(self._admit(prompt, plan, namespace, len(ids) - 1), positions=False)
         return self.continuation(Prefill(state.logits, state.canvas, state.report), ids)
 
     def continuation(self, prefill: Prefill, continuation_ids: Sequence[int]) -> torch.Tensor:
@@ -328,13 +305,7 @@ class Engine:
             raise InvalidInput("continuation_ids", f"{len(ids)} tokens", f"{prefill.canvas.length - start + 1} at most")
         logits = prefill.logits[None]
         if len(ids) > 1:
-            device = self.decoder.device
-            forced = torch.tensor(ids[:-1], device=device).split(self.config.max_rows)
-            for part in forced:
-                rows = Rows(prefill.canvas, torch.arange(start, start + len(part), device=device), part)
-                with self._turns.turn():
-                    logits = torch.cat((logits, passes.unstopped(self.decoder.forward([rows], keep="all"))))
-                start += len(part)
+            logits = torch.cat((logits, self._pipeline.extend(prefill.canvas, start, ids[:-1])))
         return logits.log_softmax(dim=-1)
 
     def greedy(self, prefill: Prefill, max_new_tokens: int) -> tuple[int, ...]:
@@ -344,14 +315,14 @@ class Engine:
         while token not in self.tokenizer.eos_ids and len(produced) < max_new_tokens:
             produced.append(token)
             if len(produced) < max_new_tokens:
-                token = self._next(prefill.canvas, token, prefill.report.tokens + len(produced) - 1)
+                token = self._pipeline.next(prefill.canvas, token, prefill.report.tokens + len(produced) - 1)
         return tuple(produced)
 
     # ------------------------------------------------------------- the path
 
     def _admit(
         self, prompt: Prompt, plan: Plan | None, namespace: str, reserve: int, arrived: float | None = None
-    ) -> _Request:
+    ) -> Request:
         arrived = perf_counter() if arrived is None else arrived
         if self._closed:
             raise Closed("the engine is closed")
@@ -364,7 +335,7 @@ class Engine:
         capacity = len(prompt) + reserve
         if capacity > self.decoder.max_positions:
             raise PromptTooLong(capacity, self.decoder.max_positions, "prompt with room for its answer")
-        return _Request(prompt, plan, namespace, capacity, arrived)
+        return Request(prompt, plan, namespace, capacity, arrived)
 
     def _check_ids(self, what: str, ids: Sequence[int]) -> None:
         if not ids:
@@ -372,61 +343,6 @@ class Engine:
         if min(ids) < 0 or max(ids) >= self.decoder.vocab_size:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise InvalidPrompt(what, wrong, f"token ids from 0 to {self.decoder.vocab_size - 1}")
-
-    def _prefill(self, request: _Request, positions: bool) -> _State:
-        """Plan, load, select, recompute: one request from its prompt to the logits of its last position."""
-        with self._turns.turn() as queue_ms:
-            prompt, layers = request.prompt, self.decoder.layers
-            decision = planner.decide(request.plan, self.calibration)
-            canvas = self.decoder.new_canvas(request.capacity)
-            token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
-            loaded = self._chunks.load(prompt, canvas, request.namespace, request.plan.variant, _which(decision.method))
-            blend = _blend(self.decoder, canvas, token_ids, prompt, loaded, self.config.max_rows)
-            chooser = selector(decision.method)
-            probe = 0 if chooser is None else chooser.probe_cost(blend)
-            mandatory = len(prompt) - blend.cached
-            decision = planner.settle(
-                decision, cached=blend.cached, probe=probe, rows=mandatory, tokens=len(prompt), layers=layers
-            )
-            if decision.method == "full":
-                loaded, chooser = loaded.unused(), None
-                blend = _blend(self.decoder, canvas, token_ids, prompt, loaded, self.config.max_rows)
-            budget = decision.budget(layers, blend.cached)
-            outcome = prefill.blended(blend, chooser, budget)
-            self._speed.saw(self._speed.flops(outcome.rows.tolist()), outcome.recompute_ms)
-        report = build_report(
-            decision,
-            loaded,
-            blend,
-            budget,
-            outcome,
-            queue_ms=queue_ms,
-            full_estimate_ms=self._speed.full_ms(len(prompt)),
-            calibrated=self.calibration is not None,
-            positions=positions,
-        )
-        return _State(request, canvas, token_ids, outcome.logits, report)
-
-    def _next(self, canvas: Canvas, token: int, position: int) -> int:
-        """Return the greedy token after one more token."""
-        device = self.decoder.device
-        row = Rows(canvas, torch.tensor([position], device=device), torch.tensor([token], device=device))
-        with self._turns.turn():
-            return int(passes.unstopped(self.decoder.forward([row]))[0].argmax())
-
-    def _compare(self, state: _State) -> Comparison:
-        """Run the same prompt at full prefill and return how far the request was from it."""
-        with self._turns.turn():
-            canvas = self.decoder.new_canvas(len(state.token_ids))
-            start = perf_counter()
-            full = passes.everything(self.decoder, canvas, state.token_ids, self.config.max_rows)
-            passes.synchronize(self.decoder.device)
-            elapsed = (perf_counter() - start) * 1e3
-            self._speed.saw(self._speed.flops(range(len(state.token_ids))), elapsed)
-        kl = torch.nn.functional.kl_div(
-            state.logits.log_softmax(-1), full.log_softmax(-1), reduction="sum", log_target=True
-        )
-        return Comparison(elapsed, max(0.0, float(kl)), bool(full.argmax() == state.logits.argmax()))
 
     # --------------------------------------------------------------- upkeep
 
@@ -468,38 +384,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _which(method: str) -> Which:
-    return {"full": "none", "prefix": "exact"}.get(method, "all")  # type: ignore[return-value]
-
-
-def _blend(
-    decoder: Decoder, canvas: Canvas, token_ids: torch.Tensor, prompt: Prompt, loaded: Loaded, max_rows: int
-) -> Blend:
-    """Describe the canvas to the selectors: what is loaded, what is missing, and where the question is."""
-    length = len(token_ids)
-    missing, held, exact = (torch.zeros(length, dtype=torch.bool, device=token_ids.device) for _ in range(3))
-    for mask, spans in ((missing, loaded.missing), (held, loaded.chunks), (exact, loaded.exact)):
-        for start, end in spans:
-            mask[start:end] = True
-    last_chunk = max((end for _, end, s in prompt.spans() if isinstance(s, Chunk)), default=0)
-    question = (min(last_chunk, length - 1), length)
-    text = ~(missing | held)
-    text[question[0] :] = True
-    return Blend(
-        decoder=decoder,
-        canvas=canvas,
-        token_ids=token_ids,
-        chunks=tuple(loaded.chunks),
-        candidates=held & ~exact,
-        missing=missing,
-        text=text,
-        question=question,
-        max_rows=max_rows,
-    )
-
-
-def _at_first_token(report: Report, request: _Request) -> Report:
-    """Stop the TTFT clock: it runs from the request's arrival, queue and fetch included."""
-    return replace(report, timings=replace(report.timings, first_token=(perf_counter() - request.arrived) * 1e3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,6 @@ import torch
 
 from blend import Answer, Chunk, Engine, EngineConfig, Plan, Prompt, StoreConfig, Text, Token
 from blend.errors import Closed, InvalidConfig, InvalidInput, InvalidPlan, InvalidPrompt, ModelError, PromptTooLong
-from blend.recompute.calibration import Calibration, Point
 from tests import tiny
 
 
@@ -226,17 +226,20 @@ def test_chunks_are_forgotten_by_key_whatever_model_made_them(model: Path, tmp_p
         assert engine.missing(chunks) == chunks
 
 
-def test_settling_for_full_prefill_uses_no_chunk(engine: Engine, model: Path) -> None:
-    point = Point("query", 0.15, 0.15, 0.01, 0.0, 0.02, 1.0)
-    engine.calibration = Calibration(str(model), "made up", 1, point, (point,))
+def test_settling_for_full_prefill_uses_no_chunk(tmp_path: Path) -> None:
+    model = tiny.save_model(tmp_path / "model")
+    point = {"method": "query", "ratio": 0.15, "charged": 0.15, "kl": 0.01, "kl_low": 0.0, "kl_high": 0.02, "top1": 1.0}
+    file = {"version": 1, "model": "m", "data": "made up", "questions": 1, "default": point, "points": [point]}
+    (model / "blend_calibration.json").write_text(json.dumps(file))
     prompt = tiny.prompt(question=120)
-    engine.precompute(tiny.chunks_of(prompt))
-    got = engine.prefill(prompt)
+    with tiny.engine(model, tmp_path / "store") as engine:
+        engine.precompute(tiny.chunks_of(prompt))
+        got = engine.prefill(prompt)
+        want = engine.prefill(prompt, Plan("full")).logits
     report = got.report
     assert (report.mode, report.cached, report.selected, report.charged_ratio) == ("full", 0, 0, 1.0)
     assert {(c.outcome, c.tier) for c in report.chunks} == {("unused", "host")}
     assert all(c.nbytes for c in report.chunks), "they were read before it was known"
-    want = engine.prefill(prompt, Plan("full")).logits
     assert (got.logits - want).abs().max() <= 1e-4 * max(1.0, float(want.abs().max()))
 
 

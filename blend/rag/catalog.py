@@ -1,7 +1,7 @@
 """The truth about documents, chunks and embeddings: one SQLite file.
 
-Every changing transaction raises a generation counter and logs which chunk rows came and went, so that an index
-can follow.
+Every change of a document raises a generation counter and logs which chunk rows came and went, so that an index can
+follow, and notes which chunks' KV is to be forgotten (:mod:`blend.rag.pending`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import hashlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from blend.errors import Closed, InvalidInput, NotFound, ObjectCorrupt, TierUnavailable
-from blend.rag import changelog
+from blend.rag import changelog, pending
 from blend.rag.records import (
     Changes,
     ChunkRow,
@@ -32,10 +32,12 @@ from blend.rag.records import (
     Page,
     page_start,
     page_token_after,
+    token_ids_of,
+    token_ids_stored,
 )
 from blend.rag.schema import prepare
-from blend.types import Chunk
 
+DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 
 _BUSY_SECONDS = 30.0
@@ -107,7 +109,7 @@ class Catalog:
             raise NotFound("document", document_id)
         return found
 
-    def list(self, page_size: int = 100, page_token: str = "") -> Page:
+    def list(self, page_size: int = DEFAULT_PAGE_SIZE, page_token: str = "") -> Page:
         """Documents in the order of their ids, ``page_size`` (1 to 1000) at a time.
 
         Pages stay in step while documents come and go: a page holds the ids that follow the previous page's last.
@@ -169,7 +171,8 @@ class Catalog:
             row = cursor.lastrowid
             added = [_insert(db, row, ordinal, chunk) for ordinal, chunk in enumerate(chunks)]
             self._log(db, removed, added)
-            return _orphans(db, removed)
+            pending.clear(db, (chunk.content_key for chunk in chunks))
+            return pending.note(db, self.namespace, _by_key(removed))
 
     def delete(self, document_id: str) -> tuple[Orphan, ...]:
         """Remove a document with its chunks; return what became of no use by that.
@@ -185,7 +188,43 @@ class Catalog:
                 raise NotFound("document", document_id)
             removed = self._remove(db, row[0])
             self._log(db, removed, [])
-            return _orphans(db, removed)
+            return pending.note(db, self.namespace, _by_key(removed))
+
+    def rekey(self, document_id: str, digest: str, keys: Sequence[str]) -> tuple[Orphan, ...]:
+        """Give a document's chunks other content keys, in order; return what became of no use by that.
+
+        Nothing happens where the document is gone, or has another ``digest`` by now. The chunks stay the same, so
+        an index has nothing to follow.
+        """
+        with self._writing() as db:
+            rows = db.execute(
+                "SELECT c.row, c.content_key, c.token_ids FROM chunks c JOIN documents d ON d.row = c.document "
+                "WHERE d.namespace = ? AND d.id = ? AND d.digest = ? ORDER BY c.ordinal",
+                (self.namespace, document_id, digest),
+            ).fetchall()
+            if not rows:
+                return ()
+            pairs = [(key, row) for key, (row, _, _) in zip(keys, rows, strict=True)]
+            db.executemany("UPDATE chunks SET content_key = ? WHERE row = ?", pairs)
+            pending.clear(db, keys)
+            return pending.note(db, self.namespace, _by_key(rows))
+
+    # KV that is to be forgotten
+
+    def note_pending(self, chunks: Mapping[str, Sequence[int]]) -> None:
+        """Note content keys (with their token ids) that KV is about to be made for, unless a chunk refers to them."""
+        with self._writing() as db:
+            pending.note(db, self.namespace, {key: token_ids_stored(ids) for key, ids in chunks.items()})
+
+    def pending_forget(self) -> tuple[Orphan, ...]:
+        """Chunks of this namespace that no stored chunk refers to and whose KV was not yet forgotten, oldest first."""
+        with self._reading() as db:
+            return pending.listed(db, self.namespace)
+
+    def forgotten(self, orphans: Iterable[Orphan]) -> None:
+        """Take note that the KV of those was forgotten; what was noted again since stays."""
+        with self._writing() as db:
+            pending.drop(db, orphans)
 
     # Chunks
 
@@ -313,26 +352,19 @@ def _insert(db: sqlite3.Connection, document_row: int | None, ordinal: int, chun
         "INSERT INTO chunks (document, ordinal, text, token_ids, content_key, embedding, start_char, end_char) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            *(document_row, ordinal, chunk.text, np.asarray(chunk.token_ids, dtype="<u4").tobytes()),
+            *(document_row, ordinal, chunk.text, token_ids_stored(chunk.token_ids)),
             *(chunk.content_key, np.asarray(chunk.embedding, dtype="<f4").tobytes(), chunk.start_char, chunk.end_char),
         ),
     )
     return int(cursor.lastrowid or 0)
 
 
-def _orphans(db: sqlite3.Connection, removed: Iterable[Removed]) -> tuple[Orphan, ...]:
-    keys = {content_key: token_ids for _, content_key, token_ids in removed}
-    used = "SELECT 1 FROM chunks WHERE content_key = ? LIMIT 1"
-    unused = [key for key in keys if not db.execute(used, (key,)).fetchone()]
-    return tuple(Orphan(key, Chunk(_ids(keys[key]))) for key in unused)
-
-
-def _ids(blob: bytes) -> tuple[int, ...]:
-    return tuple(np.frombuffer(blob, dtype="<u4").tolist())
+def _by_key(removed: Iterable[Removed]) -> dict[str, bytes]:
+    return {content_key: token_ids for _, content_key, token_ids in removed}
 
 
 def _chunk_row(row: tuple[int, str, str, int, str, bytes, str, int, int]) -> ChunkRow:
-    return ChunkRow(*row[:5], _ids(row[5]), *row[6:])
+    return ChunkRow(*row[:5], token_ids_of(row[5]), *row[6:])
 
 
 def _embeddings(rows: Sequence[tuple[int, bytes]]) -> Embeddings:

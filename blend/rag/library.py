@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ import numpy as np
 
 from blend.config import RagConfig
 from blend.errors import InvalidInput, TierUnavailable
-from blend.rag.catalog import Catalog
+from blend.rag.catalog import DEFAULT_PAGE_SIZE, Catalog
 from blend.rag.chunking import Chunker, Piece, render_chunk
 from blend.rag.documents import validate_document, validate_id
 from blend.rag.index import Index
@@ -92,9 +92,17 @@ class Library:
 
         prepared = library.prepare("guide", "A guide", text)
         prepared = library.embed(prepared)
-        keys = engine.precompute(prepared.chunks)
-        orphans = library.commit(prepared, keys)
-        engine.forget(orphan.chunk for orphan in orphans)
+        keys = [engine.content_key(chunk) for chunk in prepared.chunks]
+        library.announce(prepared, keys)
+        engine.precompute(prepared.chunks)
+        library.commit(prepared, keys)
+
+    KV that no document refers to is listed by :meth:`pending_forget` until somebody has forgotten it, whether its
+    document went, was replaced, or never came to be::
+
+        orphans = library.pending_forget()
+        engine.forget_keys(orphan.content_key for orphan in orphans)
+        library.forgotten(orphans)
 
     Documents that were processed with another tokenizer, embedding model or chunk size stay listed, but are not
     retrieved, for their token ids mean nothing to this model: see :meth:`outdated`.
@@ -174,8 +182,19 @@ class Library:
                 progress(min(start + _EMBED_AT_ONCE, len(texts)), len(texts))
         return replace(prepared, embeddings=np.concatenate(parts))
 
+    def announce(self, prepared: Prepared, keys: Sequence[str]) -> None:
+        """Note that KV is about to be made for these pieces: unless they are committed, it is to be forgotten.
+
+        Raises:
+            InvalidInput: not one key for each piece.
+        """
+        _check_keys(prepared, keys)
+        self._catalog.note_pending({key: p.token_ids for key, p in zip(keys, prepared.pieces, strict=True)})
+
     def commit(self, prepared: Prepared, keys: Sequence[str]) -> tuple[Orphan, ...]:
         """Store a document in place of what had its id; return the chunks that are of no use any more.
+
+        An unchanged document only gets its chunks' new keys, where the model gives them others than before.
 
         Args:
             prepared: what :meth:`embed` returned.
@@ -184,13 +203,14 @@ class Library:
         Raises:
             InvalidInput: there are no embeddings yet, or not one key for each piece.
         """
-        if prepared.unchanged:
-            return ()
+        _check_keys(prepared, keys)
         pieces, vectors = prepared.pieces, prepared.embeddings
+        if prepared.unchanged:
+            document = prepared.document
+            known = [row.content_key for row in self._catalog.chunks_of(document.id)]
+            return () if known == list(keys) else self._catalog.rekey(document.id, document.digest, keys)
         if vectors is None or len(vectors) != len(pieces):
             raise InvalidInput("prepared", prepared.document.id, "a document whose pieces were embedded")
-        if len(keys) != len(pieces):
-            raise InvalidInput("keys", f"{len(keys)} keys", f"one for each of {len(pieces)} pieces")
         chunks = [
             NewChunk(piece.text, piece.token_ids, key, vector, piece.start_char, piece.end_char)
             for piece, key, vector in zip(pieces, keys, vectors, strict=True)
@@ -208,6 +228,14 @@ class Library:
         orphans = self._catalog.delete(document_id)
         self._follow()
         return orphans
+
+    def pending_forget(self) -> tuple[Orphan, ...]:
+        """Chunks that no document holds and whose KV was not yet forgotten, those being ingested among them."""
+        return self._catalog.pending_forget()
+
+    def forgotten(self, orphans: Iterable[Orphan]) -> None:
+        """Take note that the KV of those chunks was forgotten."""
+        self._catalog.forgotten(orphans)
 
     # Questions
 
@@ -261,14 +289,14 @@ class Library:
         return rows
 
     def references(self, content_key: str) -> int:
-        """How many stored chunks refer to that content key."""
+        """How many stored chunks, of any namespace of this directory, refer to that content key."""
         return self._catalog.references(content_key)
 
     def outdated(self) -> tuple[str, ...]:
         """Ids of documents that were processed in another way than now: prepare their text again to use them."""
         return self._catalog.outdated(self._pipeline)
 
-    def list(self, page_size: int = 100, page_token: str = "") -> Page:
+    def list(self, page_size: int = DEFAULT_PAGE_SIZE, page_token: str = "") -> Page:
         """Documents without their text, in the order of their ids; see :meth:`blend.rag.catalog.Catalog.list`."""
         return self._catalog.list(page_size, page_token)
 
@@ -321,6 +349,11 @@ class Library:
 
 def _digest(*parts: str) -> str:
     return hashlib.blake2b(json.dumps(parts).encode("utf-8"), digest_size=32).hexdigest()
+
+
+def _check_keys(prepared: Prepared, keys: Sequence[str]) -> None:
+    if len(keys) != len(prepared.pieces):
+        raise InvalidInput("keys", f"{len(keys)} keys", f"one for each of {len(prepared.pieces)} pieces")
 
 
 def _passage(row: ChunkRow, score: float) -> Passage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -93,10 +94,14 @@ class ChunkRow:
 
 @dataclass(frozen=True)
 class Orphan:
-    """A content key that no stored chunk refers to any more, and the chunk it is of."""
+    """A content key that no stored chunk refers to, and the chunk it is of: its KV is to be forgotten.
+
+    ``ticket`` tells one time that it was noted from the next.
+    """
 
     content_key: str
     chunk: Chunk
+    ticket: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,16 @@ class Embeddings(NamedTuple):
 
     rows: NDArray[np.int64]
     vectors: Vectors
+
+
+def token_ids_of(blob: bytes) -> tuple[int, ...]:
+    """Token ids from how they are stored: 32 bits each, little-endian."""
+    return tuple(np.frombuffer(blob, dtype="<u4").tolist())
+
+
+def token_ids_stored(token_ids: Sequence[int]) -> bytes:
+    """Token ids as they are stored."""
+    return np.asarray(token_ids, dtype="<u4").tobytes()
 
 
 _PAGE = "after:"

@@ -13,8 +13,8 @@ SCHEMA_VERSION = 1
 _LOG = logging.getLogger(__name__)
 _APPLICATION_ID = 0x626C6E64  # "blnd"
 
-# Row ids of chunks are never reused, so that an index entry cannot come to mean another chunk. The text stands last
-# in its table, because reading a later column would walk through it.
+# Row ids that are handed out are never reused, so that an index entry cannot come to mean another chunk. The text
+# stands last in its table, because reading a later column would walk through it.
 _TABLES = (
     """CREATE TABLE documents (
         row INTEGER PRIMARY KEY,
@@ -57,6 +57,12 @@ _TABLES = (
         chunk INTEGER NOT NULL
     )""",
     "CREATE INDEX changes_by_generation ON changes (namespace, generation)",
+    """CREATE TABLE pending_forget (
+        row INTEGER PRIMARY KEY AUTOINCREMENT,
+        namespace TEXT NOT NULL,
+        content_key TEXT NOT NULL UNIQUE,
+        token_ids BLOB NOT NULL
+    )""",
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from google.protobuf.message import Message
 
 from blend.errors import InvalidDocument, InvalidInput, InvalidPlan, InvalidPrompt
-from blend.types import Answer, ChunkReport, Comparison, Outcome, Plan, Report, Timings, Token, Variant
+from blend.types import METHODS, Answer, ChunkReport, Comparison, Outcome, Plan, Report, Timings, Token, Variant
 from blend_server.plain import struct
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
@@ -16,14 +16,9 @@ if TYPE_CHECKING:  # they bring torch and faiss, which a client does not need
     from blend.rag import DocumentInfo, LibraryStats, Passage
     from blend.stats import EngineStats
 
-SERVED_METHODS = ("auto", "full", "prefix", "reuse", "random", "head", "deviation", "query")
-"""The methods that a request may name. Others that the engine may know are for evaluation alone."""
-
 MAX_QUESTION_BYTES = 1 << 20
 MAX_PASSAGES = 1000
 MAX_TITLE_CHARS = 1024
-MAX_PAGE_SIZE = 1000
-DEFAULT_PAGE_SIZE = 100
 
 _VARIANTS: dict[pb.Variant, Variant] = {
     pb.VARIANT_UNSPECIFIED: "best",
@@ -61,16 +56,14 @@ def title(text: str) -> str:
 
 
 def question(text: str) -> str:
-    """The question of a request, without white space around it.
+    """The question of a request; whether it says anything is for the library to check.
 
     Raises:
-        InvalidPrompt: it is empty, or longer than any model would take.
+        InvalidPrompt: it is longer than any model would take.
     """
-    if not text.strip():
-        raise InvalidPrompt("question", text, "a question that is not empty")
     if (size := len(text.encode("utf-8"))) > MAX_QUESTION_BYTES:
         raise InvalidPrompt("question", f"{size} bytes", f"at most {MAX_QUESTION_BYTES} bytes")
-    return text.strip()
+    return text
 
 
 def count(request: Message, field: str, default: int, *, most: int | None = None) -> int:
@@ -89,12 +82,15 @@ def count(request: Message, field: str, default: int, *, most: int | None = None
 def plan_from_proto(message: pb.Plan) -> Plan:
     """The plan that ``message`` stands for; an absent message gives the default plan.
 
+    Only methods that ship may be named: others that the engine may know are for evaluation.
+
     Raises:
-        InvalidPlan: an unknown or evaluation-only method, an unknown variant, or a number out of its range.
+        InvalidPlan: an unknown or evaluation-only method, an unknown variant, a number out of its range or of no
+            meaning with the method.
     """
     method = message.method or "auto"
-    if method not in SERVED_METHODS:
-        raise InvalidPlan("plan.method", method, ", ".join(SERVED_METHODS))
+    if method not in METHODS:
+        raise InvalidPlan("plan.method", method, ", ".join(METHODS))
     if message.variant not in _VARIANTS:
         raise InvalidPlan("plan.variant", message.variant, "plain, conditioned or best")
     try:

@@ -112,6 +112,7 @@ class BlendServer:
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = _bind(server, self.config.address)
+        await service.start()
         await server.start()
         await checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
         started.set_result(port)

@@ -1,4 +1,4 @@
-"""The thread that runs the engine for a server on an event loop, and the bounded queue before it."""
+"""The threads that run blocking calls for a server on an event loop, and the bounded queue before the engine's."""
 
 from __future__ import annotations
 
@@ -16,21 +16,42 @@ T = TypeVar("T")
 
 _END = object()
 
+# Answers that are generated side by side. The engine lets them take turns step by step; more would only wait longer
+# for their turns, and hold the memory of their prompts meanwhile.
+_STREAMS_AT_ONCE = 8
+
+
+class Threads:
+    """A few threads of one name for blocking calls. All methods belong to the event loop's thread."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        """Run ``function(*args)`` in one of the threads and return what it returns."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    async def close(self) -> None:
+        """Return once the threads have ended."""
+        await asyncio.to_thread(self._pool.shutdown)
+
 
 class Worker:
-    """Runs blocking calls one after another in one thread, for requests that :meth:`admit` let in.
+    """Runs the engine for requests that :meth:`admit` let in: calls one after another, streams side by side.
 
-    A request has at most one call under way, so that the thread's queue is bounded by the number of requests.
-    All methods belong to the event loop's thread.
+    A request has at most one call or stream under way, so that what waits for a thread is bounded by the number of
+    requests. All methods belong to the event loop's thread.
 
     Args:
-        name: the thread's name.
-        max_queue: requests that may wait; one more may run.
+        name: the name of the thread for calls; those for streams are called ``name-stream``.
+        max_queue: requests that may wait for the engine; one more may have it.
+        streams: most streams that run at once; others wait for a thread.
     """
 
-    def __init__(self, name: str, max_queue: int) -> None:
+    def __init__(self, name: str, max_queue: int, streams: int = _STREAMS_AT_ONCE) -> None:
         self.max_queue = max_queue
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._streams = ThreadPoolExecutor(streams, thread_name_prefix=f"{name}-stream")
         self._requests = 0
         self._closed = False
 
@@ -58,17 +79,18 @@ class Worker:
             self._requests -= 1
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
-        """Run ``function(*args)`` in the thread and return what it returns."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        """Run ``function(*args)`` behind all calls before it and return what it returns."""
+        return await asyncio.get_running_loop().run_in_executor(self._calls, function, *args)
 
     def stream(self, items: Iterator[T]) -> Stream[T]:
-        """Draw ``items`` in the thread; they come out of the returned stream."""
-        return Stream(items, self._pool)
+        """Draw ``items`` in a thread; they come out of the returned stream."""
+        return Stream(items, self._streams)
 
     async def close(self) -> None:
-        """Refuse new requests and return once the thread has ended; calls that have not begun are dropped."""
+        """Refuse new requests and return once the threads have ended; what has not begun is dropped."""
         self._closed = True
-        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+        for pool in (self._streams, self._calls):
+            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
 
 class Stream(Generic[T]):
@@ -80,7 +102,7 @@ class Stream(Generic[T]):
 
     def __init__(self, items: Iterator[T], pool: ThreadPoolExecutor) -> None:
         self.waited_ms = 0.0
-        """How long the iterator waited for the thread, in milliseconds."""
+        """How long the iterator waited for a thread, in milliseconds."""
         self._items = items
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[object] = asyncio.Queue()

@@ -35,6 +35,8 @@ def check(library: Library) -> set[str]:
         rows = library.chunks_of(info.id)
         assert [row.ordinal for row in rows] == list(range(len(rows)))
         assert "".join(text[row.start_char : row.end_char] for row in rows) == text
+    keys = {row.content_key for row in chunks}
+    assert keys.isdisjoint(orphan.content_key for orphan in library.pending_forget())
     found = library.retrieve("sentence of version", max(1, len(chunks)))
     assert {p.row_id for p in found} == {row.row_id for row in chunks}
     return {d.id for d in documents}
@@ -46,6 +48,8 @@ def test_a_kill_between_the_catalogs_commit_and_the_indexs_snapshot(tmp_path: Pa
     assert process.returncode == -signal.SIGKILL
     with open_library(str(tmp_path)) as library:
         assert check(library) == {"second", "third"}
+        gone = {orphan.content_key for orphan in library.pending_forget()}
+        assert gone and all("first" in key for key in gone)
         best = library.retrieve("Sentence 0 of third in version 1.", 1)[0]
         assert best.document_id == "third"
 

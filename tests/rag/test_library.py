@@ -59,7 +59,7 @@ def test_the_unchanged_document_costs_nothing(open_library: Open, embedder: Word
         before, embedded = library.stats(), embedder.texts
         again = library.embed(library.prepare("a", " Birds ", text_of("terns", "gulls").encode()))
         assert again.unchanged and [p.text for p in again.pieces] == [text_of("terns"), text_of("gulls")]
-        assert library.commit(again, []) == ()
+        assert library.commit(again, [key(c) for c in again.chunks]) == ()
         assert library.stats() == before and embedder.texts == embedded
     with open_library() as library:
         assert library.prepare("a", "Birds", text_of("terns", "gulls")).unchanged
@@ -89,6 +89,60 @@ def test_a_shared_chunk_goes_with_its_last_document(open_library: Open) -> None:
         assert library.references(shared) == 0 and library.retrieve("shared") == ()
 
 
+def pending(library: Library) -> list[str]:
+    return [orphan.content_key for orphan in library.pending_forget()]
+
+
+def test_what_is_of_no_use_is_listed_until_it_was_forgotten(open_library: Open, tokenizer: Tokenizer) -> None:
+    with open_library() as library:
+        ingest(library, "a", text_of("terns", "gulls"))
+        assert pending(library) == []
+        replaced = ingest(library, "a", text_of("gulls", "bread"))
+        deleted = library.delete("a")
+        assert pending(library) == [o.content_key for o in (*replaced, *deleted)] and len(deleted) == 2
+    with open_library() as library, open_library(namespace="other") as other:
+        assert other.pending_forget() == ()
+        assert library.pending_forget() == (*replaced, *deleted)
+        library.forgotten(replaced)
+        assert library.pending_forget() == deleted
+        ingest(library, "b", text_of("gulls"))  # one of them is of use again
+        left = [o for o in deleted if "gulls" not in tokenizer.decode(o.chunk.token_ids)]
+        assert len(left) == 1 and library.pending_forget() == tuple(left)
+
+
+def test_what_was_announced_is_listed_until_it_is_committed(open_library: Open) -> None:
+    with open_library() as library:
+        ingest(library, "a", text_of("terns"))
+        prepared = library.embed(library.prepare("b", None, text_of("terns", "gulls")))
+        keys = [key(c) for c in prepared.chunks]
+        library.announce(prepared, keys)
+        (noted,) = library.pending_forget()
+        assert (noted.content_key, noted.chunk) == (keys[1], prepared.chunks[1])
+        library.announce(prepared, keys)
+        library.forgotten([noted])  # that was the first time, and KV may have been made since
+        assert pending(library) == [keys[1]]
+        library.commit(prepared, keys)
+        assert pending(library) == []
+
+
+def test_an_unchanged_document_takes_on_the_keys_of_another_model(open_library: Open) -> None:
+    with open_library() as library:
+        text = text_of("terns", "gulls")
+        ingest(library, "a", text)
+        ingest(library, "twin", text_of("gulls"))
+        before = library.stats()
+        again = library.prepare("a", None, text)
+        assert again.unchanged
+        keys = [f"new {key(c)}" for c in again.chunks]
+        orphans = library.commit(again, keys)
+        assert [row.content_key for row in library.chunks_of("a")] == keys
+        assert [o.content_key for o in orphans] == pending(library) == [key(again.chunks[0])]
+        assert library.stats() == before
+        assert {o.content_key for o in library.delete("a")} == set(keys)
+        assert library.commit(again, keys) == ()  # it is gone by now
+        assert [d.id for d in library.list().documents] == ["twin"]
+
+
 def test_asking_for_more_than_there_is_and_for_nothing(open_library: Open) -> None:
     with open_library() as library:
         assert library.retrieve("anything", 10) == () and library.list().documents == ()
@@ -115,8 +169,9 @@ def test_what_is_not_there_or_not_allowed(open_library: Open) -> None:
         prepared = library.prepare("a", None, text_of("terns", "gulls"))
         with pytest.raises(InvalidInput, match="embedded"):
             library.commit(prepared, ["k", "k"])
-        with pytest.raises(InvalidInput, match="1 keys.*2 pieces"):
-            library.commit(library.embed(prepared), ["k"])
+        for take in (library.commit, library.announce):
+            with pytest.raises(InvalidInput, match="1 keys.*2 pieces"):
+                take(library.embed(prepared), ["k"])
         assert library.stats().documents == 0
     with pytest.raises(InvalidDocument):
         open_library(namespace="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,7 @@ def test_an_answer_for_people(run: Run, docs: Path) -> None:
     for label in ("mode", "tokens", "recomputed", "served", "first token", "spent on", "fidelity", "positions"):
         assert f"\n{label} " in out
     assert "query (as asked)" in out
+    assert re.search(r"\nspent on +retrieve \d+\.\d, queue \d", out)
     assert "0.200 asked for" in out
     assert "(measured)" in out
 

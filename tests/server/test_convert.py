@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
-from blend.types import Answer, ChunkReport, Comparison, Plan, Report, Timings, Token
+from blend.recompute.select import methods
+from blend.types import METHODS, PLAIN_METHODS, Answer, ChunkReport, Comparison, Plan, Report, Timings, Token
 from blend_server import convert
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
@@ -19,13 +20,12 @@ shares = st.floats(0, 1)
 times = st.floats(0, 1e9)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
-plans = st.builds(
-    Plan,
-    st.sampled_from([m for m in convert.SERVED_METHODS if m != "auto"]),
-    ratio=st.none() | shares,
-    max_charged=st.none() | shares,
-    max_kl=st.none() | st.floats(0, 100),
-    variant=st.sampled_from(["plain", "conditioned", "best"]),
+variants = st.sampled_from(["plain", "conditioned", "best"])
+selecting = st.sampled_from([m for m in METHODS if m not in ("auto", *PLAIN_METHODS)])
+plans = st.one_of(
+    st.builds(Plan, st.sampled_from(PLAIN_METHODS), variant=variants),
+    st.builds(Plan, selecting, ratio=st.none() | shares, max_charged=st.none() | shares, variant=variants),
+    st.builds(Plan, max_charged=st.none() | shares, max_kl=st.none() | st.floats(0, 100), variant=variants),
 )
 chunk_reports = st.builds(
     ChunkReport,
@@ -116,6 +116,9 @@ def test_a_ratio_of_zero_is_not_an_absent_ratio() -> None:
         ({"max_kl": -1.0}, "plan.max_kl"),
         ({"max_kl": math.nan}, "plan.max_kl"),
         ({"variant": 77}, "plan.variant"),
+        ({"method": "full", "ratio": 0.2}, "plan.ratio"),
+        ({"method": "reuse", "max_charged": 0.2}, "plan.max_charged"),
+        ({"method": "query", "max_kl": 0.1}, "plan.max_kl"),
     ],
 )
 def test_a_wrong_plan_is_refused_by_field(fields: dict[str, Any], field: str) -> None:
@@ -125,14 +128,15 @@ def test_a_wrong_plan_is_refused_by_field(fields: dict[str, Any], field: str) ->
     assert raised.value.allowed
 
 
-@pytest.mark.parametrize("text", ["", "  \n\t", "x" * (convert.MAX_QUESTION_BYTES + 1)])
-def test_a_question_must_say_something_in_reason(text: str) -> None:
-    with pytest.raises(InvalidPrompt, match="question"):
-        convert.question(text)
+def test_a_question_has_a_limit_in_bytes() -> None:
+    longest = "é" * (convert.MAX_QUESTION_BYTES // 2)
+    assert convert.question(longest) == longest
+    with pytest.raises(InvalidPrompt, match="question: got '1048577 bytes'"):
+        convert.question(longest + "x")
 
 
-def test_white_space_around_a_question_goes() -> None:
-    assert convert.question("  Who?\n") == "Who?"
+def test_the_methods_that_are_served_are_those_that_ship() -> None:
+    assert methods()[: len(METHODS)] == METHODS
 
 
 def test_an_absent_number_is_the_default_and_a_zero_is_refused() -> None:

@@ -26,6 +26,24 @@ FACTS = {
         "The market of Halm is held on Thursdays on the square behind the mill. It sells cheese and wool.",
     ),
     "mill.md": ("The mill", "The water mill of Halm grinds rye. It stands on the river Orn, below the stone bridge."),
+    "year.md": (
+        "The year in Halm",
+        " ".join(
+            f"In {month} the people of Halm {work}, and on the last evening of the month they {evening}."
+            for month, work, evening in (
+                ("January", "mend their nets by the fire", "sing in the hall of the rope makers"),
+                ("February", "cut reeds on the frozen river", "race their sledges down the mill hill"),
+                ("March", "paint the boats and tar the ropes", "light fires along the whole beach"),
+                ("April", "sow barley and plant the first beans", "dance around the well on the square"),
+                ("May", "shear the sheep on the western hills", "row out to the island with lanterns"),
+                ("June", "cut the hay and bring it in by cart", "jump over the embers of the great fire"),
+                ("July", "pick cherries behind the stone church", "listen to the band of the fishermen"),
+                ("August", "harvest the barley before the storms", "share the first bread of the new flour"),
+                ("September", "smoke herring in the long black sheds", "tell stories of ships that were lost"),
+                ("October", "press apples in the yard of the inn", "walk the walls of the town with torches"),
+            )
+        ),
+    ),
 }
 QUESTION = "In what year was the lighthouse of Halm built?"
 
@@ -66,7 +84,10 @@ def test_ratio_one_is_full_prefill_whatever_the_order(client: Client) -> None:
         assert blended.token_ids == full.token_ids
 
 
-def test_the_default_plan_explains_itself(client: Client) -> None:
-    report = client.ask(QUESTION, max_new_tokens=1).report
-    assert report.mode in {"full", "query"}
-    assert report.reason
+def test_the_default_plan_blends_as_the_calibration_says(client: Client) -> None:
+    assert client.stats().engine.details["calibrated"] is True
+    report = client.ask(QUESTION, k=8, max_new_tokens=1).report
+    assert report.cached > 300
+    assert report.mode == "query"
+    assert report.reason.startswith("calibrated mean KL")
+    assert 0 < report.charged_ratio <= 0.15

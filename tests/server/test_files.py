@@ -48,6 +48,11 @@ def test_a_document_has_the_path_as_given_and_its_first_heading(
         (b"\xff\xfe# x", ""),
         (b"####### seven", ""),
         (b"# " + b"x" * 500, "x" * 200),
+        (b"The Ferry\n\nIt leaves at nine.\n", "The Ferry"),
+        (b"The Ferry\r\n\r\nIt leaves at nine.\n# Times\n", "Times"),
+        (b"Only this\n\n", ""),
+        (b"x" * 81 + b"\n\ntext", ""),
+        (b"\n\ntext", ""),
     ],
 )
 def test_titles(content: bytes, title: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from time import sleep
 from typing import Any
 
 import pytest
 
 from blend.engine import Engine
+from blend.rag.library import Library
 from blend.types import Answer, Plan, Token
 from blend_server.client import Client, Document, ServiceError
 from blend_server.proto.blend.v1 import blend_pb2 as pb
@@ -255,15 +257,84 @@ def test_retrieved_passages_come_best_first(client: Client) -> None:
     assert found[0].tokens > 0
 
 
-def test_a_client_that_leaves_ends_the_generation(client: Client) -> None:
+class Watched:
+    """What an engine's stream has produced, and whether it has ended; ``gate`` holds it up after its second token."""
+
+    def __init__(self, events: Iterator[Token | Answer], gate: threading.Event) -> None:
+        self.events, self.gate, self.ended = events, gate, threading.Event()
+        self.produced: list[Token | Answer] = []
+
+    def run(self) -> Iterator[Token | Answer]:
+        try:
+            for event in self.events:
+                self.produced.append(event)
+                yield event
+                if len(self.produced) == 2:
+                    self.gate.wait(60)
+        finally:
+            self.ended.set()
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, gate: threading.Event | None = None) -> list[Watched]:
+    """Watches all streams from now on. The gate opens when there is a second one, if not before."""
+    streams: list[Watched] = []
+    generate = Engine.stream
+    opened = gate or threading.Event()
+    if gate is None:
+        opened.set()
+
+    def stream(*arguments: Any, **options: Any) -> Iterator[Token | Answer]:
+        streams.append(Watched(generate(*arguments, **options), opened))
+        if len(streams) == 2:
+            opened.set()
+        return streams[-1].run()
+
+    monkeypatch.setattr(Engine, "stream", stream)
+    return streams
+
+
+def test_a_client_that_leaves_ends_the_generation(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes(client, LIGHT)
-    before = client.stats().engine.requests
+    streams = watch(monkeypatch)
     events = client.answer("When?", plan=QUERY, max_new_tokens=1500)
     next(events)
     next(events)
     events.close()
-    client.ask("When?", plan=QUERY, max_new_tokens=1)  # has to wait until the engine is free again
-    assert client.stats().engine.requests == before + 1
+    assert streams[0].ended.wait(60)
+    assert len(streams[0].produced) < 1500
+    assert not any(isinstance(event, Answer) for event in streams[0].produced)
+
+
+def test_a_short_answer_does_not_wait_for_a_long_one(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes(client, FERRY, LIGHT)
+    long, short = {"plan": QUERY, "k": 2, "max_new_tokens": 400}, {"plan": Plan("full"), "k": 1, "max_new_tokens": 3}
+    alone = [client.ask("When does it leave?", **long), client.ask("Who?", **short)]
+    assert len(alone[0].token_ids) > 50
+
+    streams = watch(monkeypatch, threading.Event())
+    events = client.answer("When does it leave?", **long)
+    next(events)
+    next(events)
+    beside = client.ask("Who?", **short)
+    assert not streams[0].ended.is_set()
+    *_, last = events
+    assert isinstance(last, Answer)
+    assert [last.token_ids, beside.token_ids] == [answer.token_ids for answer in alone]
+
+
+def test_the_time_to_first_token_counts_from_the_request_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes(client, LIGHT)
+    find = Library.retrieve
+
+    def slow(*arguments: Any) -> Any:
+        sleep(0.1)
+        return find(*arguments)
+
+    monkeypatch.setattr(Library, "retrieve", slow)
+    passages, *_, answer = client.answer("When?", plan=QUERY, max_new_tokens=1)
+    assert isinstance(passages, pb.Passages)
+    assert isinstance(answer, Answer)
+    assert answer.report.timings.ttft > passages.retrieve_ms >= 100
 
 
 # ---------------------------------------------------------------------------------------------------- stats
@@ -286,6 +357,21 @@ def test_stats_have_corpus_engine_tiers_and_limits(client: Client, tiny_server: 
     assert stats.limits.max_document_bytes == tiny_server.config.rag.max_document_bytes
     assert stats.limits.default_k == 3
     assert (stats.queue.requests, stats.queue.max_queue) == (0, 64)
+
+
+def test_what_reads_the_catalog_leaves_the_event_loop_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    count = Library.outdated
+
+    def watched(library: Library) -> tuple[str, ...]:
+        threads.append(threading.current_thread().name)
+        return count(library)
+
+    monkeypatch.setattr(Library, "outdated", watched)
+    with pytest.raises(ServiceError, match="ingest some first"):
+        client.ask("When?")
+    assert threads
+    assert all(name.startswith("blend-library") for name in threads)
 
 
 def test_requests_that_hold_the_engine_are_counted_and_bounded(start: Callable[..., BlendServer]) -> None:

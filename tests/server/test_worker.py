@@ -1,4 +1,4 @@
-"""The engine's thread: order, bound, streams, cancellation, end."""
+"""The engine's threads: order, bound, streams, cancellation, end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from blend.errors import Closed, ResourceExhausted
 from blend_server.worker import Worker
 
 
+def held(gate: threading.Event) -> Iterator[bool]:
+    """An iterator that keeps its thread until the gate opens."""
+    yield gate.wait(10)
+
+
 @pytest_asyncio.fixture
 async def worker() -> AsyncGenerator[Worker, None]:
-    made = Worker("test-engine", max_queue=2)
+    made = Worker("test-engine", max_queue=2, streams=2)
     yield made
     await made.close()
 
@@ -33,6 +38,28 @@ async def test_calls_run_in_order_in_one_named_thread(worker: Worker) -> None:
     assert seen == list(range(20))
     assert len(set(names)) == 1
     assert names[0].startswith("test-engine")
+
+
+@pytest.mark.asyncio
+async def test_streams_run_side_by_side_and_calls_beside_them(worker: Worker) -> None:
+    both = threading.Barrier(2, timeout=10)
+    names: set[str] = set()
+
+    def items() -> Iterator[int]:
+        names.add(threading.current_thread().name)
+        both.wait()
+        yield 1
+        both.wait()
+        yield 2
+
+    async def drawn() -> list[int]:
+        return [item async for item in worker.stream(items())]
+
+    first, second = asyncio.ensure_future(drawn()), asyncio.ensure_future(drawn())
+    assert await worker.call(lambda: "free") == "free"
+    assert await first == await second == [1, 2]
+    assert len(names) == 2
+    assert all(name.startswith("test-engine-stream") for name in names)
 
 
 @pytest.mark.asyncio
@@ -120,33 +147,34 @@ async def test_a_stream_that_is_cancelled_while_it_waits_never_begins(worker: Wo
         begun.append(1)
         yield 1
 
-    blocker = asyncio.ensure_future(worker.call(gate.wait, 10))
-    await asyncio.sleep(0)
+    blockers = [worker.stream(held(gate)) for _ in range(2)]
     stream = worker.stream(items())
     stream.cancel()
     gate.set()
     assert [item async for item in stream] == []
-    assert await blocker
+    for blocker in blockers:
+        assert [item async for item in blocker] == [True]
     assert not begun
 
 
 @pytest.mark.asyncio
 async def test_a_stream_knows_how_long_it_waited(worker: Worker) -> None:
     gate = threading.Event()
-    blocker = asyncio.ensure_future(worker.call(gate.wait, 10))
-    await asyncio.sleep(0)
+    blockers = [worker.stream(held(gate)) for _ in range(2)]
     stream = worker.stream(iter([1]))
     await asyncio.sleep(0.05)
     gate.set()
     assert [item async for item in stream] == [1]
-    await blocker
     assert stream.waited_ms >= 45
+    for blocker in blockers:
+        assert [item async for item in blocker] == [True]
 
 
 @pytest.mark.asyncio
 async def test_closing_ends_the_thread_and_refuses_requests() -> None:
     worker = Worker("closing", max_queue=1)
     await worker.call(lambda: None)
+    assert [item async for item in worker.stream(iter([1]))] == [1]
     assert any(t.name.startswith("closing") for t in threading.enumerate())
     await worker.close()
     assert not any(t.name.startswith("closing") for t in threading.enumerate())

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from blend.config import ServerConfig
 from blend.errors import BlendError, InvalidInput
-from blend.types import Plan, Token
+from blend.types import METHODS, Plan, Token
 from blend_server import convert
 from blend_server.client import files, show
 from blend_server.client.api import Client, Document, ServiceError
@@ -214,7 +214,10 @@ def _ask(client: Client, arguments: argparse.Namespace, out: Console, err: Conso
             ending = "" if event.finish_reason == "stop" else " […]"
             out.print(Text.assemble((show.safe(rest), "bold"), (ending, "dim")))
             out.print()
-            (show.details if arguments.details else show.report)(out, event.report)
+            if arguments.details:
+                show.details(out, event.report, found.retrieve_ms)
+            else:
+                show.report(out, event.report)
     return 0
 
 
@@ -331,7 +334,7 @@ def _add_ask(ask: argparse.ArgumentParser) -> None:
     ask.add_argument("--details", action="store_true", help="print the whole report instead of its line")
     ask.add_argument("--positions", action="store_true", help="with --details or --json, list the recomputed positions")
     plan = ask.add_argument_group("plan")
-    plan.add_argument("--method", default="auto", help=f"{', '.join(convert.SERVED_METHODS)} (default: auto)")
+    plan.add_argument("--method", default="auto", help=f"{', '.join(METHODS)} (default: auto)")
     plan.add_argument("--ratio", type=float, help="share of cached tokens to recompute, 0 to 1, for a named method")
     plan.add_argument("--max-charged", type=float, metavar="RATIO", help="cap on the charged share, 0 to 1")
     plan.add_argument("--max-kl", type=float, metavar="NATS", help="quality target of method auto")

@@ -17,6 +17,7 @@ _HEADING = re.compile(r"#{1,6}\s+(?P<title>.*?)\s*#*\s*")
 _FENCE = ("```", "~~~")
 _TITLE_BYTES = 64 * 1024
 _MAX_TITLE = 200
+_MAX_FIRST_LINE = 80
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -36,7 +37,7 @@ def find(paths: Iterable[str]) -> list[str]:
 
 
 def read(path: str, limit: int) -> Document:
-    """The document in a file: its id is ``path`` as given, its title the first heading, else the file's name.
+    """The document in a file: its id is ``path`` as given, its title as in :func:`title`, else the file's name.
 
     The bytes are not decoded: whether they are text is for the server to say.
 
@@ -58,11 +59,17 @@ def read(path: str, limit: int) -> Document:
 
 
 def title(content: bytes) -> str:
-    """The first Markdown heading of a text, outside of fenced code; an empty string if there is none."""
+    """The title of a text; an empty string if there is none.
+
+    That is its first Markdown heading outside of fenced code, or else a short first line that stands by itself.
+    """
+    lines = content[:_TITLE_BYTES].decode("utf-8-sig", "replace").splitlines()
     fenced = False
-    for line in content[:_TITLE_BYTES].decode("utf-8-sig", "replace").splitlines():
+    for line in lines:
         if line.lstrip().startswith(_FENCE):
             fenced = not fenced
         elif not fenced and (match := _HEADING.fullmatch(line)) and match["title"]:
             return match["title"][:_MAX_TITLE]
-    return ""
+    first, second = (line.strip() for line in (*lines, "", "")[:2])
+    alone = not second and any(line.strip() for line in lines[1:])
+    return first if alone and len(first) <= _MAX_FIRST_LINE and not first.startswith(_FENCE) else ""

@@ -60,15 +60,18 @@ def report(console: Console, made: Report) -> None:
     _rows(console, [("warning", warning) for warning in made.warnings])
 
 
-def details(console: Console, made: Report) -> None:
-    """Print a whole report: what was reused, what was computed, how long it took, how close it is to full prefill."""
+def details(console: Console, made: Report, retrieve_ms: float) -> None:
+    """Print a whole report: what was reused, what was computed, how long it took, how close it is to full prefill.
+
+    ``retrieve_ms``: how long it took to find the passages, which is part of the time to first token.
+    """
     rows = [
         ("mode", f"{made.mode} ({made.reason})" if made.reason else made.mode),
         ("tokens", f"{made.tokens} in the prompt: {made.cached} cached, {made.mandatory} mandatory"),
         ("recomputed", _recomputed(made)),
         ("served", _chunks(made)),
         ("first token", _first_token(made)),
-        ("spent on", _spent(made)),
+        ("spent on", _spent(made, retrieve_ms)),
     ]
     if (comparison := made.comparison) is not None:
         agrees = "the same" if comparison.top1_agrees else "another"
@@ -109,9 +112,10 @@ def _first_token(made: Report) -> str:
     return f"{milliseconds(made.timings.ttft)}; {full}, {made.speedup:.2f} times as long"
 
 
-def _spent(made: Report) -> str:
-    spent = ("queue", "lookup", "fetch", "rotate", "select", "recompute")
-    return ", ".join(f"{name} {getattr(made.timings, name):.1f}" for name in spent) + " ms"
+def _spent(made: Report, retrieve_ms: float) -> str:
+    names = ("queue", "lookup", "fetch", "rotate", "select", "recompute")
+    spent = [("retrieve", retrieve_ms), *((name, getattr(made.timings, name)) for name in names)]
+    return ", ".join(f"{name} {milliseconds:.1f}" for name, milliseconds in spent) + " ms"
 
 
 def ranges(positions: Iterable[int]) -> str:

@@ -79,7 +79,8 @@ class BlendServiceServicer:
 
         A document is cut into chunks, the chunks are embedded for retrieval, their KV is computed and stored, and
         then, at once, the document becomes visible and replaces an earlier one with the same id. A document whose
-        id, title and content are known already is left alone and costs nothing. A document that cannot be taken
+        id, title and content are known already is left alone and costs nothing, unless KV of it is missing (the
+        storage lost it, or another model is served now): that is computed again. A document that cannot be taken
         (`Failed`) does not end the stream and changes nothing: an earlier one with its id stays.
 
         The stream counts as one request for the queue. It may stay open; documents are acknowledged as they finish.
@@ -94,7 +95,8 @@ class BlendServiceServicer:
 
     def Answer(self, request, context):
         """Answers a question from the passages that fit it best: one `Passages`, then the answer's tokens as they are
-        generated, then one `FinalAnswer` with the report. Cancelling ends the generation at the next token.
+        generated, then one `FinalAnswer` with the report. Cancelling ends the generation at the next token. Several
+        answers may be generated at once; they take turns, token by token.
 
         Errors
         INVALID_ARGUMENT     also: passages, question and `max_new_tokens` together exceed the model's context
@@ -130,7 +132,8 @@ class BlendServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDocument(self, request, context):
-        """Deletes a document. Its chunks, and their stored KV, go unless another document holds the same chunk.
+        """Deletes a document. Its chunks, and their stored KV, go unless another document holds the same chunk. Where
+        the storage fails to let KV go, the document is deleted all the same and the server tries again until it does.
 
         Errors
         NOT_FOUND            there is no document with that id

@@ -1,0 +1,168 @@
+"""The path of one request: plan → load → select → recompute → decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+
+from blend.chunks import ChunkCache, Loaded, Which
+from blend.model.decoder import Decoder, Rows
+from blend.recompute import passes, planner, prefill
+from blend.recompute.calibration import Calibration
+from blend.recompute.canvas import Canvas
+from blend.recompute.select import Blend, selector
+from blend.reporting import build_report
+from blend.scheduler import Turns
+from blend.types import Chunk, Comparison, Plan, Prompt, Report
+
+
+@dataclass(frozen=True)
+class Request:
+    """A validated request. ``capacity`` is the canvas's length, ``arrived`` the clock reading that TTFT counts from."""
+
+    prompt: Prompt
+    plan: Plan
+    namespace: str
+    capacity: int
+    arrived: float
+
+
+@dataclass(eq=False)
+class State:
+    """A prefilled request: the canvas, ``token_ids`` ``[N]``, ``logits`` ``[V]`` of the last one, the report so far."""
+
+    request: Request
+    canvas: Canvas
+    token_ids: torch.Tensor
+    logits: torch.Tensor
+    report: Report
+
+
+class Pipeline:
+    """Runs requests step by step; each step takes a turn, so that several requests can be under way.
+
+    Args:
+        decoder, chunks: the model, and its chunks in the store.
+        calibration: what ``auto`` goes by, or ``None``.
+        speed: what is known of full prefill's speed.
+        turns: who may use the model now.
+        max_rows: most rows of one forward pass.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        chunks: ChunkCache,
+        calibration: Calibration | None,
+        speed: planner.PrefillSpeed,
+        turns: Turns,
+        max_rows: int,
+    ) -> None:
+        self.decoder = decoder
+        self._chunks = chunks
+        self._calibration = calibration
+        self._speed = speed
+        self._turns = turns
+        self._max_rows = max_rows
+
+    def prefill(self, request: Request, positions: bool) -> State:
+        """Plan, load, select, recompute: from the prompt to the logits of its last position."""
+        with self._turns.turn() as queue_ms:
+            prompt, layers = request.prompt, self.decoder.layers
+            decision = planner.decide(request.plan, self._calibration)
+            canvas = self.decoder.new_canvas(request.capacity)
+            token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
+            which = _which(decision.method)
+            loaded = self._chunks.load(prompt, canvas, request.namespace, request.plan.variant, which)
+            blend = self._describe(prompt, canvas, token_ids, loaded)
+            chooser = selector(decision.method)
+            probe = 0 if chooser is None else chooser.probe_cost(blend)
+            mandatory = len(prompt) - blend.cached
+            decision = planner.settle(
+                decision, cached=blend.cached, probe=probe, rows=mandatory, tokens=len(prompt), layers=layers
+            )
+            if decision.method == "full":
+                loaded, chooser = loaded.unused(), None
+                blend = self._describe(prompt, canvas, token_ids, loaded)
+            budget = decision.budget(layers, blend.cached)
+            outcome = prefill.blended(blend, chooser, budget)
+            self._speed.saw(self._speed.flops(outcome.rows.tolist()), outcome.recompute_ms)
+        report = build_report(
+            decision,
+            loaded,
+            blend,
+            budget,
+            outcome,
+            queue_ms=queue_ms,
+            full_estimate_ms=self._speed.full_ms(len(prompt)),
+            calibrated=self._calibration is not None,
+            positions=positions,
+        )
+        return State(request, canvas, token_ids, outcome.logits, report)
+
+    def next(self, canvas: Canvas, token: int, position: int) -> int:
+        """Return the greedy token after ``token``, which stands at ``position``."""
+        device = self.decoder.device
+        row = Rows(canvas, torch.tensor([position], device=device), torch.tensor([token], device=device))
+        with self._turns.turn():
+            return int(passes.unstopped(self.decoder.forward([row]))[0].argmax())
+
+    def extend(self, canvas: Canvas, start: int, token_ids: Sequence[int]) -> torch.Tensor:
+        """Compute given tokens from position ``start`` on; returns the logits ``[T, V]`` after each of the T tokens."""
+        device = self.decoder.device
+        found = []
+        for part in torch.tensor(token_ids, device=device).split(self._max_rows):
+            rows = Rows(canvas, torch.arange(start, start + len(part), device=device), part)
+            with self._turns.turn():
+                found.append(passes.unstopped(self.decoder.forward([rows], keep="all")))
+            start += len(part)
+        return torch.cat(found)
+
+    def compare(self, state: State) -> Comparison:
+        """Run the same prompt at full prefill and return how far the request was from it."""
+        with self._turns.turn():
+            canvas = self.decoder.new_canvas(len(state.token_ids))
+            start = perf_counter()
+            full = passes.everything(self.decoder, canvas, state.token_ids, self._max_rows)
+            passes.synchronize(self.decoder.device)
+            elapsed = (perf_counter() - start) * 1e3
+            self._speed.saw(self._speed.flops(range(len(state.token_ids))), elapsed)
+        kl = torch.nn.functional.kl_div(
+            state.logits.log_softmax(-1), full.log_softmax(-1), reduction="sum", log_target=True
+        )
+        return Comparison(elapsed, max(0.0, float(kl)), bool(full.argmax() == state.logits.argmax()))
+
+    def _describe(self, prompt: Prompt, canvas: Canvas, token_ids: torch.Tensor, loaded: Loaded) -> Blend:
+        """Describe the canvas to the selectors: what is loaded, what is missing, and where the question is."""
+        length = len(token_ids)
+        missing, held, exact = (torch.zeros(length, dtype=torch.bool, device=token_ids.device) for _ in range(3))
+        for mask, spans in ((missing, loaded.missing), (held, loaded.chunks), (exact, loaded.exact)):
+            for start, end in spans:
+                mask[start:end] = True
+        last_chunk = max((end for _, end, s in prompt.spans() if isinstance(s, Chunk)), default=0)
+        question = (min(last_chunk, length - 1), length)
+        text = ~(missing | held)
+        text[question[0] :] = True
+        return Blend(
+            decoder=self.decoder,
+            canvas=canvas,
+            token_ids=token_ids,
+            chunks=tuple(loaded.chunks),
+            candidates=held & ~exact,
+            missing=missing,
+            text=text,
+            question=question,
+            max_rows=self._max_rows,
+        )
+
+
+def _which(method: str) -> Which:
+    return {"full": "none", "prefix": "exact"}.get(method, "all")  # type: ignore[return-value]
+
+
+def at_first_token(report: Report, request: Request) -> Report:
+    """Stop the TTFT clock: it runs from the request's arrival, queue and fetch included."""
+    return replace(report, timings=replace(report.timings, first_token=(perf_counter() - request.arrived) * 1e3))

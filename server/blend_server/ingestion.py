@@ -1,0 +1,200 @@
+"""Documents in and out, with the stored KV that follows them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, TypeVar
+
+from blend.engine import Engine
+from blend.errors import Closed
+from blend.rag.library import Library, Prepared
+from blend.rag.records import Orphan
+from blend.types import Chunk
+from blend_server import convert
+from blend_server.interceptors import request_id, status_of
+from blend_server.proto.blend.v1 import blend_pb2 as pb
+from blend_server.worker import Threads, Worker
+
+logger = logging.getLogger("blend_server")
+
+T = TypeVar("T")
+
+# Keys in one turn of the engine, which questions wait for.
+_FORGET_AT_ONCE = 32
+_RETRY_SECONDS = 1.0
+_MOST_RETRY_SECONDS = 60.0
+
+
+class Ingestion:
+    """Takes documents in and out. All methods belong to the event loop's thread.
+
+    KV is computed and forgotten by the worker's one thread, in order. What is to be forgotten stands in the catalog
+    first, so that it goes whatever ends between: see :meth:`sweep`.
+
+    Args:
+        engine, library: where KV and documents go.
+        worker: runs the engine.
+        threads: run the library.
+    """
+
+    def __init__(self, engine: Engine, library: Library, worker: Worker, threads: Threads) -> None:
+        self._engine = engine
+        self._library = library
+        self._worker = worker
+        self._threads = threads
+        self._being_ingested: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sweep_due = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._retry_seconds = _RETRY_SECONDS
+
+    async def close(self) -> None:
+        """Finish what must not be left half done."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._retry is not None:
+            self._retry.cancel()
+
+    # ------------------------------------------------------------------------------------------- documents
+
+    async def ingest(self, document: pb.Document) -> AsyncGenerator[pb.IngestProgress, None]:
+        """One document's progress; what goes wrong with it is its last stage."""
+        try:
+            async with aclosing(self._stages(document)) as stages:
+                async for stage in stages:
+                    yield stage
+        except Closed:
+            raise
+        except Exception as error:  # noqa: BLE001 - one document must not end the stream
+            status = status_of(error)
+            logger.info("event=refused_document request_id=%s code=%s", request_id.get(), status.code.name)
+            yield pb.IngestProgress(failed=pb.IngestProgress.Failed(code=status.code.name, message=status.message))
+
+    async def delete(self, document_id: str) -> int:
+        """Delete a document; returns how many chunks went with it.
+
+        Raises:
+            NotFound: there is no such document.
+        """
+        return await self._to_the_end(self._delete(document_id))
+
+    async def _stages(self, document: pb.Document) -> AsyncGenerator[pb.IngestProgress, None]:
+        library, call = self._library, self._threads.call
+        title = convert.title(document.title)
+        prepared = await call(library.prepare, document.id, title, document.content)
+        chunks = prepared.chunks
+        if not prepared.unchanged:
+            tokens = sum(len(chunk) for chunk in chunks)
+            yield pb.IngestProgress(chunked=pb.IngestProgress.Chunked(chunks=len(chunks), tokens=tokens))
+            prepared = await call(library.embed, prepared)
+            yield pb.IngestProgress(embedded=pb.IngestProgress.Embedded(chunks=len(chunks)))
+        keys = await call(self._keys, chunks)
+        with self._kept(keys):
+            missing = await self._worker.call(self._engine.missing, chunks)
+            if missing:
+                await call(library.announce, prepared, keys)
+            if missing or not prepared.unchanged:
+                async with aclosing(self._compute(missing, len(chunks))) as stages:
+                    async for stage in stages:
+                        yield stage
+            dropped = await self._to_the_end(self._commit(prepared, keys))
+        if prepared.unchanged:
+            yield pb.IngestProgress(unchanged=pb.IngestProgress.Unchanged(chunks=len(chunks)))
+        else:
+            yield pb.IngestProgress(stored=pb.IngestProgress.Stored(chunks=len(chunks), dropped_chunks=dropped))
+
+    async def _compute(self, missing: list[Chunk], total: int) -> AsyncGenerator[pb.IngestProgress, None]:
+        reused = total - len(missing)
+        for done in range(len(missing) + 1):
+            if done:
+                await self._worker.call(self._engine.precompute, [missing[done - 1]])
+            yield pb.IngestProgress(computed=pb.IngestProgress.Computed(done=reused + done, total=total, reused=reused))
+
+    def _keys(self, chunks: Iterable[Chunk]) -> list[str]:
+        return [self._engine.content_key(chunk) for chunk in chunks]
+
+    @contextmanager
+    def _kept(self, keys: list[str]) -> Iterator[None]:
+        """Keep the KV of a document that is being ingested from going with the last other document that has it."""
+        self._being_ingested.update(keys)
+        try:
+            yield
+        finally:
+            self._being_ingested -= Counter(keys)
+            # If it was not committed, its KV is of no use; if another document went meanwhile, that one's is not.
+            self._sweep_soon()
+
+    async def _commit(self, prepared: Prepared, keys: list[str]) -> int:
+        with self._kept(keys):  # for itself: the request that began this may be gone before it is done
+            orphans = await self._threads.call(self._library.commit, prepared, keys)
+        return await self._dropped(orphans)
+
+    async def _delete(self, document_id: str) -> int:
+        return await self._dropped(await self._threads.call(self._library.delete, document_id))
+
+    async def _dropped(self, orphans: Iterable[Orphan]) -> int:
+        """How many of these chunks no document is about to hold. Their KV is gone, unless that failed for now."""
+        dropped = sum(orphan.content_key not in self._being_ingested for orphan in orphans)
+        if dropped:
+            await self.sweep()
+        return dropped
+
+    # ------------------------------------------------------------------------------------------ forgetting
+
+    async def sweep(self) -> None:
+        """Forget the KV of chunks that no document holds, nor is about to; what fails is tried again later."""
+        # What comes to be ingested from here on has its KV computed behind this call, in the same thread.
+        kept = frozenset(self._being_ingested)
+        try:
+            await self._worker.call(self._forget_pending, kept)
+        except Exception as error:  # noqa: BLE001 - it is still in the catalog's list, and no request's fault
+            logger.warning("event=forget_postponed code=%s", status_of(error).code.name)
+            if self._retry is not None:
+                self._retry.cancel()
+            self._retry = asyncio.get_running_loop().call_later(self._retry_seconds, self._sweep_soon)
+            self._retry_seconds = min(2 * self._retry_seconds, _MOST_RETRY_SECONDS)
+        else:
+            self._retry_seconds = _RETRY_SECONDS
+
+    def _forget_pending(self, kept: frozenset[str]) -> None:
+        doomed: list[tuple[Orphan, str]] = []
+        for orphan in self._library.pending_forget():
+            # A question may have had the chunk computed again for the present model, under a key no document has.
+            present = self._engine.content_key(orphan.chunk)
+            if kept.isdisjoint((orphan.content_key, present)):
+                doomed.append((orphan, present))
+        for start in range(0, len(doomed), _FORGET_AT_ONCE):
+            part = doomed[start : start + _FORGET_AT_ONCE]
+            keys = {key for orphan, present in part for key in (orphan.content_key, present)}
+            self._engine.forget_keys(key for key in keys if not self._library.references(key))
+            self._library.forgotten(orphan for orphan, _ in part)
+
+    def _sweep_soon(self) -> None:
+        """Sweep in the background, unless a sweep is about to begin anyway."""
+        if not self._sweep_due:
+            self._sweep_due = True
+            self._task(self._swept())
+
+    async def _swept(self) -> None:
+        self._sweep_due = False
+        await self.sweep()
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` to its end even where the caller is cancelled: the catalog has changed, so the KV must."""
+        return await asyncio.shield(self._task(work))
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its caller, if still there, reports it; if not, this is all that is left of it.
+            logger.warning("event=unfinished_change error=%s", type(error).__name__)
