@@ -7,11 +7,17 @@ from blend.store.buffers import Buffer
 from blend.store.disk import DiskTier
 from blend.store.factory import open_store
 from blend.store.fileio import FileIO
+from blend.store.flight import SingleFlight
 from blend.store.host import HostTier
 from blend.store.key import Namespace, ObjectKey, conditioned_variant, content_key
 from blend.store.layout import LAYOUT_VERSION, Header, checksum, decode, encode, new_generation
+from blend.store.loading import Loads, LoadStats
+from blend.store.lookup import Lookup
+from blend.store.policy import Policy
 from blend.store.secret import load_secret
-from blend.store.tiered import Lookup, TieredStore
+from blend.store.stored import Stored, WriteStats
+from blend.store.terms import Terms
+from blend.store.tiered import TieredStore
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -21,12 +27,19 @@ __all__ = [
     "Header",
     "HostTier",
     "Lease",
+    "LoadStats",
+    "Loads",
     "Lookup",
     "Namespace",
     "ObjectKey",
+    "Policy",
+    "SingleFlight",
+    "Stored",
+    "Terms",
     "Tier",
     "TierStats",
     "TieredStore",
+    "WriteStats",
     "Writer",
     "checksum",
     "conditioned_variant",

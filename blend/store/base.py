@@ -10,6 +10,7 @@ Every method may be called from any thread. Leases too; a writer belongs to one 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -93,6 +94,19 @@ class Writer(ABC):
             raise
         self._written.add(offset, offset + nbytes)
 
+    def peek(self, offset: int, nbytes: int) -> memoryview | None:
+        """Return a read-only view of bytes that have been written, or ``None`` where the object has no memory.
+
+        It keeps that memory as any view of a lease does, whatever becomes of the object.
+
+        Raises:
+            InvalidInput: the range is not inside the object.
+            Closed: the writer has ended, or its tier was closed.
+        """
+        self._require_open()
+        self._check_range(offset, nbytes)
+        return self._peek(offset, nbytes)
+
     def commit(self) -> bool:
         """Make the object readable. Returns False, keeping nothing, when one of that key is there by now.
 
@@ -142,6 +156,9 @@ class Writer(ABC):
         source(view)
         self._write(offset, view)
 
+    def _peek(self, offset: int, nbytes: int) -> memoryview | None:
+        return None
+
     @abstractmethod
     def _write(self, offset: int, view: memoryview) -> None: ...
 
@@ -162,6 +179,9 @@ class Lease(ABC):
     A view that outlives its lease goes on showing the same bytes: their memory is kept, and counted, until the last
     view of it (slices, arrays and tensors made from it included) is garbage. Tiers never take memory back from under
     a view, since some libraries keep its address beyond its release.
+
+    Where leases have a time, one that is not renewed ends with it: the next read raises :class:`LeaseReleased`, and
+    the object may be evicted. A lease that nobody uses or releases therefore holds its object for that long only.
     """
 
     def __init__(self, header: Header, tier: str) -> None:
@@ -178,7 +198,7 @@ class Lease(ABC):
             InvalidInput: there is no such layer, or ``into`` cannot take it.
             ObjectCorrupt: the bytes fail their checksum, or are missing; ``into`` may hold anything then.
             TierUnavailable: the tier failed.
-            LeaseReleased: the lease has ended.
+            LeaseReleased: the lease has been released, or has expired.
         """
 
     @abstractmethod
@@ -188,6 +208,18 @@ class Lease(ABC):
     @abstractmethod
     def release(self) -> None:
         """End the lease; safe to call again. Afterwards :meth:`layer` and :meth:`payload` raise."""
+
+    def renew(self) -> None:  # noqa: B027 - leases without a time have none to begin anew
+        """Begin the lease's time anew, where leases have one. It counts as a use, for eviction.
+
+        Raises:
+            LeaseReleased: the lease has ended.
+        """
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the lease is still good without being renewed; ``inf`` where leases do not expire."""
+        return math.inf
 
     def __enter__(self: _Lease) -> _Lease:
         return self
@@ -211,6 +243,7 @@ class Tier(ABC):
     """
 
     name: str
+    persistent: bool = True
 
     def put(self, header: Header, payload: Buffer) -> bool:
         """Store a copy of ``payload``, ``[L, 2, KVH, T, D]`` as bytes, under ``header.key``.
@@ -271,6 +304,29 @@ class Tier(ABC):
         Raises:
             TierUnavailable: the tier failed; the object is still here.
         """
+
+    def pin(self, key: ObjectKey, seconds: float | None = None) -> bool:
+        """Protect an object from eviction; return False when it is not here, or this tier cannot.
+
+        With ``seconds`` the pin is soft: until they have passed, the object is evicted only where nothing else makes
+        room. Without, it is hard: the object stays until it is removed. The last call counts. Pins are this process's
+        own: what another one does with a shared directory does not know of them.
+
+        Raises:
+            InvalidInput: ``seconds`` is no positive number.
+        """
+        return False
+
+    def unpin(self, key: ObjectKey) -> bool:
+        """Take a pin back; return whether the object had one."""
+        return False
+
+    def keep_while(self, wanted: Callable[[ObjectKey], bool]) -> bool:
+        """Never evict an object for which ``wanted`` returns True; return False if this tier cannot promise that.
+
+        ``wanted`` is called with the tier's lock held: it must be quick and call no tier.
+        """
+        return False
 
     @abstractmethod
     def keys(self) -> Iterator[ObjectKey]:

@@ -3,6 +3,7 @@
 ::
 
     layout                                 text: "blend-store 1"
+    ledger, sessions/                      what all processes have spent (see blend.store.budget)
     secret                                 32 random bytes that key every name (see blend.store.secret)
     objects/<2 hex digits>/<object key>    one object a file
     objects/<2 hex digits>/<object key>.<16 hex digits>.tmp    being written; locked by its writer
@@ -16,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from blend.errors import InvalidInput, TierUnavailable
@@ -27,6 +29,26 @@ _MARK = "blend-store"
 _TEMPORARY = ".tmp"
 _ATTEMPTS = 8
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is in a store's directory.
+
+    Attributes:
+        objects: ``(modification time in ns, key, bytes)`` of each, oldest first.
+        quarantined: ``(modification time in ns, path, key, bytes)`` of each, oldest first.
+        pending: bytes that live writers have reserved.
+    """
+
+    objects: list[tuple[int, ObjectKey, int]]
+    quarantined: list[tuple[int, str, ObjectKey, int]]
+    pending: int
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes of the directory that count."""
+        return sum(entry[-1] for entry in self.objects) + sum(entry[-1] for entry in self.quarantined) + self.pending
 
 
 def private_directory(io: FileIO, path: Path) -> None:
@@ -98,8 +120,12 @@ class StoreDirectory:
         """Return the path of an object's file."""
         return f"{self.objects}/{key.content[:2]}/{key}"
 
-    def create_temporary(self, key: ObjectKey) -> tuple[int, str]:
-        """Return descriptor and path of a new, empty, locked file beside where the object will be."""
+    def create_temporary(self, key: ObjectKey, nbytes: int) -> tuple[int, str]:
+        """Return descriptor and path of a new, locked file beside where the object will be.
+
+        It has its full length at once, so that the directory shows what is reserved, and no space before it is
+        written.
+        """
         io = self._io
         for _ in range(_ATTEMPTS):
             path = f"{self.path_of(key)}.{os.urandom(8).hex()}{_TEMPORARY}"
@@ -111,6 +137,7 @@ class StoreDirectory:
             try:
                 # Whoever starts up in between may take the file for a dead writer's and remove it.
                 if io.lock(fd) and io.stat(fd).st_nlink:
+                    io.truncate(fd, nbytes)
                     return fd, path
             except OSError:
                 io.close(fd)
@@ -120,21 +147,43 @@ class StoreDirectory:
         raise TierUnavailable(f"{self.folder_of(key)}: no file could be made in {_ATTEMPTS} attempts")
 
     def publish(self, temporary: str, key: ObjectKey) -> None:
-        """Give a finished temporary its object's name, for good when ``fsync`` is on."""
+        """Give a finished temporary its object's name."""
         self._io.rename(temporary, self.path_of(key))
-        if self._fsync:
-            sync_directory(self._io, self.folder_of(key))
 
-    def discard(self, path: str) -> None:
-        """Remove a file; one that is not there is fine."""
+    def find(self, key: ObjectKey) -> int | None:
+        """Return the length of an object's file, or ``None`` when there is none."""
+        try:
+            found = self._io.find(self.path_of(key))
+        except FileNotFoundError:
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def changed_at(self, prefix: str) -> int:
+        """Return when names last came or went in one directory of objects, in ns; 0 when there is none."""
+        try:
+            return self._io.find(f"{self.objects}/{prefix}").st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def list_folder(self, prefix: str) -> list[ObjectKey]:
+        """Return the keys in one directory of objects."""
+        try:
+            names = self._io.names(f"{self.objects}/{prefix}")
+        except FileNotFoundError:
+            return []
+        keys = (_parse(name) for name in names if not name.endswith(_TEMPORARY))
+        return [key for key in keys if key is not None and key.content.startswith(prefix)]
+
+    def discard(self, path: str) -> bool:
+        """Remove a file; return False when it is not there."""
         try:
             self._io.unlink(path)
         except FileNotFoundError:
-            _log.debug("%s was gone already", path)
+            return False
+        return True
 
-    def remove(self, key: ObjectKey) -> None:
-        """Remove an object's file, for good when ``fsync`` is on."""
-        self.discard(self.path_of(key))
+    def sync_folder(self, key: ObjectKey) -> None:
+        """Make what happened to an object's name last, when ``fsync`` is on."""
         if self._fsync:
             sync_directory(self._io, self.folder_of(key))
 
@@ -145,51 +194,54 @@ class StoreDirectory:
         self._io.rename(self.path_of(key), target)
         return target
 
-    def scan(self) -> list[tuple[int, ObjectKey, int]]:
-        """Return ``(modification time, key, bytes)`` of all objects, oldest first; remove what dead writers left."""
-        found = []
-        for prefix, info in list(self._io.listdir(self.objects)):
+    def scan(self) -> Contents:
+        """Return what is in the directory; remove what dead writers left."""
+        objects, pending = [], 0
+        for prefix, info in self._entries(self.objects):
             if not stat.S_ISDIR(info.st_mode):
                 continue
-            folder = f"{self.objects}/{prefix}"
-            for name, entry in self._io.listdir(folder):
+            for name, entry in self._entries(f"{self.objects}/{prefix}"):
                 if not stat.S_ISREG(entry.st_mode):
                     continue
                 if name.endswith(_TEMPORARY):
-                    self._sweep(f"{folder}/{name}")
+                    pending += entry.st_size * self._sweep(f"{self.objects}/{prefix}/{name}")
                     continue
                 key = _parse(name)
                 if key is not None and key.content.startswith(prefix):
-                    found.append((entry.st_mtime_ns, key, entry.st_size))
-        return sorted(found)
-
-    def scan_quarantine(self) -> list[tuple[int, str, ObjectKey, int]]:
-        """Return ``(modification time, path, key, bytes)`` of what is quarantined, oldest first."""
-        found = []
-        for name, entry in self._io.listdir(self.quarantine):
+                    objects.append((entry.st_mtime_ns, key, entry.st_size))
+        aside = []
+        for name, entry in self._entries(self.quarantine):
             key = _parse(name.rpartition(".")[0])
             if key is not None and stat.S_ISREG(entry.st_mode):
-                found.append((entry.st_mtime_ns, f"{self.quarantine}/{name}", key, entry.st_size))
-        return sorted(found)
+                aside.append((entry.st_mtime_ns, f"{self.quarantine}/{name}", key, entry.st_size))
+        return Contents(sorted(objects), sorted(aside), pending)
+
+    def _entries(self, path: str) -> list[tuple[str, os.stat_result]]:
+        try:
+            return list(self._io.listdir(path))
+        except FileNotFoundError:
+            return []  # another process or a person removed it
 
     def _make_folder(self, key: ObjectKey) -> None:
         _make(self._io, self.objects)
         if _make(self._io, self.folder_of(key)) and self._fsync:
             sync_directory(self._io, self.objects)
 
-    def _sweep(self, path: str) -> None:
-        """Remove a temporary whose writer is dead: a live one holds its lock."""
+    def _sweep(self, path: str) -> bool:
+        """Remove a temporary whose writer is dead: a live one holds its lock. Return whether it is still there."""
         try:
             fd = self._io.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 if self._io.lock(fd):
                     self.discard(path)
+                    return False
             finally:
                 self._io.close(fd)
         except FileNotFoundError:
-            _log.debug("%s was finished or removed meanwhile", path)
+            return False
         except OSError as error:
             _log.warning("%s: left behind by a dead writer, and not removable: %s", path, describe(error))
+        return True
 
     def _check_mark(self) -> None:
         path = f"{self.path}/layout"

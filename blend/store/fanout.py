@@ -16,18 +16,27 @@ class FanOutWriter(Writer):
         tiers: fastest first; they commit in that order.
         key, nbytes: the object.
         on_fault: told the name of a tier that failed, and the error.
+        known: whether a tier beyond these has the object.
+        around: called with what commits, returns what that does; for what has to be done before and after.
 
     Raises:
         ResourceExhausted, TierUnavailable: no tier takes it and none has it; the last one's reason.
     """
 
     def __init__(
-        self, tiers: Sequence[Tier], key: ObjectKey, nbytes: int, on_fault: Callable[[str, Exception], None]
+        self,
+        tiers: Sequence[Tier],
+        key: ObjectKey,
+        nbytes: int,
+        on_fault: Callable[[str, Exception], None],
+        known: bool = False,
+        around: Callable[[Callable[[], bool]], bool] = lambda commit: commit(),
     ) -> None:
         super().__init__(key, nbytes)
         self._on_fault = on_fault
+        self._around = around
         self._writers: list[tuple[Tier, Writer]] = []
-        self._known = False
+        self._known = known
         fault: Exception | None = None
         try:
             for tier in tiers:
@@ -65,11 +74,16 @@ class FanOutWriter(Writer):
         self._require_taker(fault)
 
     def _commit(self) -> bool:
-        stored = False
+        return self._around(self._commit_all)
+
+    def _commit_all(self) -> bool:
+        stored: bool | None = None
         fault: Exception | None = None
         for tier, writer in list(self._writers):
             try:
-                stored = writer.commit() or stored
+                committed = writer.commit()
+                # The first tier tells which of several writers was first: they may overtake each other below it.
+                stored = committed if stored is None else stored
             except ObjectCorrupt:
                 raise  # what came in is wrong: no tier may keep it
             except StoreError as error:
@@ -77,7 +91,7 @@ class FanOutWriter(Writer):
                 self._writers.remove((tier, writer))
                 fault = error
         self._require_taker(fault)
-        return stored and not self._known
+        return bool(stored) and not self._known
 
     def _revoke(self) -> None:
         for _, writer in self._writers:

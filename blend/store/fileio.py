@@ -6,12 +6,15 @@ import errno
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 
 _log = logging.getLogger(__name__)
 
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+LOCK_SECONDS = 30.0
+RECORD = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileIO:
@@ -28,6 +31,23 @@ class FileIO:
     def stat(self, fd: int) -> os.stat_result:
         """Return what the system knows of an open file."""
         return os.fstat(fd)
+
+    def find(self, path: str) -> os.stat_result:
+        """Return what the system knows of a name, links not followed."""
+        return os.stat(path, follow_symlinks=False)
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        """Set a file's length; what is added reads as zeros and takes no space yet."""
+        os.ftruncate(fd, nbytes)
+
+    def read_record(self, fd: int, nbytes: int) -> bytes:
+        """Return the first bytes of a small file that is replaced as a whole."""
+        return os.pread(fd, nbytes, 0)
+
+    def write_record(self, fd: int, data: bytes) -> None:
+        """Replace the first bytes of a small file, all or none of them unless the device fails."""
+        if os.pwrite(fd, data, 0) != len(data):
+            raise OSError(errno.EIO, "a record was written in part")
 
     def pread(self, fd: int, into: memoryview, offset: int) -> int:
         """Read from ``offset`` into a buffer; return how many bytes came, 0 at the end of the file."""
@@ -49,6 +69,23 @@ class FileIO:
             return False
         return True
 
+    def wait_lock(self, fd: int) -> None:
+        """Take the file's exclusive lock, which only another open descriptor can hold.
+
+        Whoever has it has it for microseconds, unless that process has been stopped: after :data:`LOCK_SECONDS` it is
+        an ``OSError``, since no request may wait without bound.
+        """
+        deadline, pause = time.monotonic() + LOCK_SECONDS, 1e-4
+        while not self.lock(fd):
+            if time.monotonic() > deadline:
+                raise OSError(errno.ETIMEDOUT, f"locked by another process for {LOCK_SECONDS} s")
+            time.sleep(pause)
+            pause = min(2 * pause, 5e-3)
+
+    def unlock(self, fd: int) -> None:
+        """Give the file's lock back."""
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, replacing what has it."""
         os.rename(source, target)
@@ -60,6 +97,10 @@ class FileIO:
     def mkdir(self, path: str) -> None:
         """Make a directory of mode 0700."""
         os.mkdir(path, 0o700)
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a directory."""
+        return os.listdir(path)
 
     def listdir(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the names in a directory and what the system knows of each, links not followed."""

@@ -3,72 +3,79 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 
-import numpy as np
-import numpy.typing as npt
-
-from blend.errors import Closed, TierUnavailable
-from blend.store.base import Lease, Tier, TierStats, Writer, check_nbytes, destination
-from blend.store.buffers import allocate
+from blend.errors import Closed, ResourceExhausted, StoreError
+from blend.store.arena import Arena, Block
+from blend.store.base import Tier, TierStats, Writer, check_nbytes, destination
+from blend.store.buffers import Buffer
 from blend.store.key import ObjectKey, check_content
 from blend.store.layout import Header, check_identity, decode
+from blend.store.lease import Readers, TimedLease
 from blend.store.ledger import Ledger
-
-_Bytes = npt.NDArray[np.uint8]
+from blend.store.terms import DEFAULT_TERMS, Terms
 
 
 class _Resident:
-    """An object in memory. It is pinned while its ``window`` lives: the array that all views of it are made from.
+    """An object in the arena, or what is left of one that was removed or never finished (it has no header then).
 
-    Views keep the window alive by themselves, however they were derived, so that no count has to be kept and no
-    reader can be forgotten.
+    It is pinned while a view of its block lives: leases hold one, and so does whatever was made from theirs.
     """
 
-    __slots__ = ("_buffer", "_window", "header", "key", "nbytes")
+    __slots__ = ("block", "header", "key", "nbytes", "readers")
 
-    def __init__(self, header: Header, buffer: _Bytes) -> None:
+    def __init__(self, key: ObjectKey, block: Block, header: Header | None = None) -> None:
+        self.key = key
         self.header = header
-        self.key = header.key
-        self.nbytes = len(buffer)
-        self._buffer: _Bytes | None = buffer
-        self._window: weakref.ref[_Bytes] | None = None
+        self.block = block
+        self.nbytes = block.nbytes
+        self.readers = Readers()
 
     @property
     def pinned(self) -> bool:
-        return self._window is not None and self._window() is not None
+        self.readers.lapse()
+        return self.block.in_use
 
     def view(self) -> memoryview:
         """Return a read-only view of the whole object, which pins it."""
-        window = self._window() if self._window is not None else None
-        if window is None:
-            assert self._buffer is not None, "only objects that can still be looked up are read"
-            window = self._buffer[:]
-            window.flags.writeable = False
-            self._window = weakref.ref(window)
-        return window.data
-
-    def drop(self) -> None:
-        """Leave the memory to the views that are left."""
-        self._buffer = None
+        return self.block.view().toreadonly()
 
 
 class HostTier(Tier):
     """Objects in this process's memory, verified when they enter, read without a copy.
 
+    All of them lie in one arena, as large as the budget, that is taken from the system once. An object takes one
+    piece of it; where the free pieces are too small, objects go that make a larger one, least recently used first.
+
     Args:
         capacity_bytes: budget for objects and for those being written, headers included; at least 1.
         name: what reports call it.
+        terms: lease time, watermarks and clock.
+        allocate: where the arena's memory comes from, pinned memory say: called once with a number of bytes, it
+            returns a writable buffer of that length or more. ``None`` takes it from the system, which fills it page
+            by page on first use.
 
     Raises:
         InvalidConfig: the budget is no positive integer.
+        TierUnavailable: there is no such memory.
     """
 
-    def __init__(self, capacity_bytes: int, name: str = "host") -> None:
+    persistent = False
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        name: str = "host",
+        terms: Terms = DEFAULT_TERMS,
+        allocate: Callable[[int], Buffer] | None = None,
+    ) -> None:
         self.name = name
-        self._ledger: Ledger[_Resident] = Ledger(name, capacity_bytes)
+        self._terms = terms
+        self._ledger: Ledger[_Resident] = Ledger(name, capacity_bytes, terms)
+        self._ledger.on_gone = self._free
+        self._arena = Arena(capacity_bytes, allocate)
         self._lock = threading.Lock()
+        self._writing: set[Block] = set()
         self._hits = self._misses = self._failures = 0
         self._closed = False
 
@@ -77,16 +84,16 @@ class HostTier(Tier):
         with self._lock:
             self._require_open()
             for evicted in self._ledger.reserve(nbytes):
-                evicted.drop()
-        try:
-            return _HostWriter(self, key, allocate(nbytes))
-        except TierUnavailable:
-            with self._lock:
+                self._free(evicted)
+            try:
+                block = self._take(nbytes)
+            except ResourceExhausted:
                 self._ledger.cancel(nbytes)
-                self._failures += 1
-            raise
+                raise
+            self._writing.add(block)
+            return _HostWriter(self, key, block)
 
-    def get(self, key: ObjectKey) -> Lease | None:
+    def get(self, key: ObjectKey) -> HostLease | None:
         with self._lock:
             self._require_open()
             held = self._ledger.use(key)
@@ -94,7 +101,9 @@ class HostTier(Tier):
                 self._misses += 1
                 return None
             self._hits += 1
-            return _HostLease(held.header, self.name, held.view())
+            lease = HostLease(self, held, self._terms)
+            held.readers.add(lease)
+            return lease
 
     def contains(self, key: ObjectKey) -> bool:
         with self._lock:
@@ -114,8 +123,26 @@ class HostTier(Tier):
             if held is None:
                 return False
             self._ledger.remove(held)
-            held.drop()
+            self._ledger.reap()
             return True
+
+    def pin(self, key: ObjectKey, seconds: float | None = None) -> bool:
+        with self._lock:
+            self._require_open()
+            if key not in self._ledger:
+                return False
+            self._ledger.pins.pin(key, seconds)
+            return True
+
+    def unpin(self, key: ObjectKey) -> bool:
+        with self._lock:
+            self._require_open()
+            return self._ledger.pins.unpin(key)
+
+    def keep_while(self, wanted: Callable[[ObjectKey], bool]) -> bool:
+        with self._lock:
+            self._ledger.keep = wanted
+        return True
 
     def keys(self) -> Iterator[ObjectKey]:
         with self._lock:
@@ -140,22 +167,54 @@ class HostTier(Tier):
         with self._lock:
             self._require_open()
             self._ledger.check()
+            if self._ledger.used > self._ledger.capacity:
+                raise StoreError(f"{self.name}: {self._ledger.used} of {self._ledger.capacity} bytes are used")
+            self._arena.check()
+            known = len(self._ledger) + len(self._ledger.departing) + len(self._writing)
+            if self._arena.blocks != known:
+                raise StoreError(f"{self.name}: {self._arena.blocks} blocks are taken, {known} are known")
             keys = self._ledger.keys()
         for key in keys:
             with self._lock:
                 held = self._ledger.find(key)
                 view = held.view() if held is not None else None
-            if held is not None and view is not None:
+            if held is not None and held.header is not None and view is not None:
                 held.header.verify_payload(view[held.header.header_nbytes :])
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             self._ledger.clear()
+            self._arena.close()
 
     def _require_open(self) -> None:
         if self._closed:
             raise Closed(f"{self.name}: the tier has been closed")
+
+    def _take(self, nbytes: int) -> Block:
+        """Return a block, for bytes that the budget has; evict more where they are in pieces."""
+        block = self._arena.take(nbytes)
+        if block is None and self._could_take(nbytes):
+            while block is None and (victims := self._ledger.evict(1, 1)):
+                for evicted in victims:
+                    self._free(evicted)
+                block = self._arena.take(nbytes)
+        if block is None:
+            raise ResourceExhausted(
+                f"{self.name}: no {nbytes} bytes in one piece: leases, pins and writers lie in between; "
+                "release some, or give the tier a larger budget"
+            )
+        return block
+
+    def _could_take(self, nbytes: int) -> bool:
+        """Return whether evicting everything that may go would be enough: else nothing should go."""
+        kept = [held.block for held in self._ledger.objects() if not self._ledger.evictable(held)]
+        kept += [held.block for held in self._ledger.departing]
+        return self._arena.could_take(nbytes, [*kept, *self._writing])
+
+    def _free(self, held: _Resident) -> None:
+        if not self._closed:
+            self._arena.give_back(held.block)
 
     def _settle(self, held: _Resident) -> bool:
         with self._lock:
@@ -163,45 +222,58 @@ class HostTier(Tier):
             if held.key in self._ledger:
                 return False
             self._ledger.settle(held)
+            self._writing.discard(held.block)
             return True
 
-    def _cancel(self, nbytes: int) -> None:
+    def _cancel(self, key: ObjectKey, block: Block) -> None:
+        """Take an unfinished object's space back: at once, or when the last view of it is gone."""
         with self._lock:
-            self._ledger.cancel(nbytes)
+            self._writing.discard(block)
+            self._ledger.linger(_Resident(key, block))
+            self._ledger.reap()
 
 
 class _HostWriter(Writer):
-    def __init__(self, tier: HostTier, key: ObjectKey, buffer: _Bytes) -> None:
-        super().__init__(key, len(buffer))
+    def __init__(self, tier: HostTier, key: ObjectKey, block: Block) -> None:
+        super().__init__(key, block.nbytes)
         self._tier = tier
-        self._buffer: _Bytes | None = buffer
+        self._block = block
+        self._buffer: memoryview | None = block.view()
 
     def _write(self, offset: int, view: memoryview) -> None:
         assert self._buffer is not None
-        self._buffer[offset : offset + len(view)] = np.frombuffer(view, np.uint8)
+        self._buffer[offset : offset + len(view)] = view
 
     def _fill(self, offset: int, nbytes: int, source: Callable[[memoryview], object]) -> None:
         assert self._buffer is not None
-        source(self._buffer[offset : offset + nbytes].data)
+        source(self._buffer[offset : offset + nbytes])
+
+    def _peek(self, offset: int, nbytes: int) -> memoryview:
+        assert self._buffer is not None
+        return self._buffer[offset : offset + nbytes].toreadonly()
 
     def _commit(self) -> bool:
         assert self._buffer is not None
         header = decode(self._buffer)
         check_identity(header, self.key, self.nbytes)
         header.verify_payload(self._buffer[header.header_nbytes :])
-        stored = self._tier._settle(_Resident(header, self._buffer))
+        stored = self._tier._settle(_Resident(self.key, self._block, header))
         self._buffer = None
         return stored
 
     def _revoke(self) -> None:
         self._buffer = None
-        self._tier._cancel(self.nbytes)
+        self._tier._cancel(self.key, self._block)
 
 
-class _HostLease(Lease):
-    def __init__(self, header: Header, tier: str, view: memoryview) -> None:
-        super().__init__(header, tier)
-        self._view: memoryview | None = view
+class HostLease(TimedLease):
+    """A lease on memory, which stays as it is for as long as a view of it lives."""
+
+    def __init__(self, tier: HostTier, held: _Resident, terms: Terms) -> None:
+        assert held.header is not None
+        super().__init__(held.header, tier.name, terms)
+        self._tier = tier
+        self._view: memoryview | None = held.view()
 
     def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
         return self._read(*self.header.layer_range(layer), into)
@@ -210,6 +282,7 @@ class _HostLease(Lease):
         return self._read(self.header.header_nbytes, self.header.payload_nbytes, into)
 
     def _read(self, offset: int, nbytes: int, into: memoryview | None) -> memoryview:
+        self._require_held()
         view = self._view
         if view is None:
             raise self._released()
@@ -220,5 +293,9 @@ class _HostLease(Lease):
         into[:] = view
         return into.toreadonly()
 
-    def release(self) -> None:
+    def _let_go(self) -> None:
         self._view = None
+
+    def _used(self) -> None:
+        with self._tier._lock:
+            self._tier._ledger.use(self.header.key)

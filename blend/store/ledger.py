@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from blend.errors import InvalidConfig, ResourceExhausted, StoreError
 from blend.store.key import PLAIN, ObjectKey
+from blend.store.terms import DEFAULT_TERMS, Pins, Terms
 
 
 class Held(Protocol):
@@ -31,16 +33,34 @@ class Ledger(Generic[H]):
     """The objects of one tier, least recently used first, and its budget. Its tier's lock guards every call.
 
     Every byte is counted once: as an object, as reserved for a writer, as aside (kept, but no object), or as
-    departing (removed while pinned). ``used`` is their sum and never exceeds ``capacity``, except that
-    :meth:`adopt` counts what was there before.
+    departing (removed while pinned). ``used`` is their sum.
+
+    Since all leases of a tier run equally long and renewing one is a use, the least recently used object is also the
+    one whose last lease ends first.
+
+    Args:
+        tier: its name, for messages.
+        capacity: the budget in bytes.
+        terms: watermarks and clock.
+
+    Attributes:
+        keep: whether eviction has to spare an object.
+        on_gone: told of each object that had departed and is no longer pinned.
+
+    Raises:
+        InvalidConfig: the budget is no positive integer.
     """
 
-    def __init__(self, tier: str, capacity: int) -> None:
+    def __init__(self, tier: str, capacity: int, terms: Terms = DEFAULT_TERMS) -> None:
         if type(capacity) is not int or capacity < 1:
             raise InvalidConfig(f"{tier}.capacity_bytes", capacity, "an integer of at least 1 (bytes)")
         self.tier = tier
         self.capacity = capacity
         self.evictions = 0
+        self.pins = Pins(terms.clock)
+        self.keep: Callable[[ObjectKey], bool] | None = None
+        self.on_gone: Callable[[H], None] | None = None
+        self._high, self._low = int(capacity * terms.high_watermark), int(capacity * terms.low_watermark)
         self._used = 0
         self._reserved = 0
         self._aside = 0
@@ -56,12 +76,30 @@ class Ledger(Generic[H]):
 
     @property
     def used(self) -> int:
-        """Bytes of the budget that are spent now."""
-        if self._departing:
-            gone = sum(held.nbytes for held in self._departing if not held.pinned)
-            self._departing = [held for held in self._departing if held.pinned]
-            self._used -= gone
+        """Bytes that are spent now."""
+        self.reap()
         return self._used
+
+    def reap(self) -> int:
+        """Stop counting what has departed and is no longer pinned; return its bytes."""
+        if not self._departing:
+            return 0
+        gone: list[H] = []
+        left: list[H] = []
+        for held in self._departing:
+            (left if held.pinned else gone).append(held)
+        self._departing = left
+        nbytes = sum(held.nbytes for held in gone)
+        self._used -= nbytes
+        if self.on_gone is not None:
+            for held in gone:
+                self.on_gone(held)
+        return nbytes
+
+    @property
+    def departing(self) -> list[H]:
+        """What was removed while pinned and is still counted."""
+        return self._departing
 
     def find(self, key: ObjectKey) -> H | None:
         """Return an object without using it."""
@@ -87,35 +125,81 @@ class Ledger(Generic[H]):
         conditioned = sorted(self._conditioned.get(content, ()))
         return (*conditioned, PLAIN) if ObjectKey(content, PLAIN) in self._objects else tuple(conditioned)
 
-    def reserve(self, nbytes: int) -> list[H]:
-        """Set ``nbytes`` aside for a writer; return the objects that were evicted for it, already taken out.
-
-        Raises:
-            ResourceExhausted: there is no room, even without everything that is unpinned; nothing was evicted.
-        """
+    def require_fits(self, nbytes: int) -> None:
+        """Raise :class:`ResourceExhausted` if an object of ``nbytes`` is larger than the whole tier."""
         if nbytes > self.capacity:
             raise ResourceExhausted(
                 f"{self.tier}: an object of {nbytes} bytes is larger than the whole tier ({self.capacity} bytes)"
             )
-        victims = []
-        short = self.used + nbytes - self.capacity
+
+    def no_room(self, nbytes: int) -> ResourceExhausted:
+        """Return the error of a tier whose every byte is held."""
+        return ResourceExhausted(
+            f"{self.tier}: no room for {nbytes} bytes: leases, pins and writers hold too much of "
+            f"{self.capacity} bytes; release some, or give the tier a larger budget"
+        )
+
+    def wanted(self, used: int, nbytes: int) -> tuple[int, int]:
+        """Return how many bytes must go before ``nbytes`` more are spent, and how many should.
+
+        Nothing should until the high watermark is passed; then all above the low one.
+        """
+        needed = max(0, used + nbytes - self.capacity)
+        should = used + nbytes - self._low if used + nbytes > self._high else 0
+        return needed, max(needed, should)
+
+    def evictable(self, held: H) -> bool:
+        """Return whether nothing forbids an object's eviction."""
+        return not (held.pinned or self.pins.hard(held.key) or (self.keep is not None and self.keep(held.key)))
+
+    def evict(self, needed: int, should: int) -> list[H] | None:
+        """Take out what is neither pinned nor kept, least recently used first, until ``should`` bytes are found.
+
+        Objects that are softly pinned go last, and only for what is needed. Returns ``None``, and takes out nothing,
+        if there are not ``needed`` bytes.
+        """
+        victims: list[H] = []
+        spared: list[H] = []
+        found = 0
         for held in self._objects.values():
-            if short <= 0:
+            if found >= should:
                 break
-            if not held.pinned:
-                victims.append(held)
-                short -= held.nbytes
-        if short > 0:
-            raise ResourceExhausted(
-                f"{self.tier}: no room for {nbytes} bytes: leases and writers hold too much of {self.capacity} bytes"
-            )
+            if not self.evictable(held):
+                continue
+            if self.pins.soft(held.key):
+                spared.append(held)
+                continue
+            victims.append(held)
+            found += held.nbytes
+        for held in spared:
+            if found >= needed:
+                break
+            victims.append(held)
+            found += held.nbytes
+        if found < needed:
+            return None
         for held in victims:
-            self._take(held)
-            self._used -= held.nbytes
+            self.forget(held)
         self.evictions += len(victims)
+        return victims
+
+    def reserve(self, nbytes: int) -> list[H]:
+        """Count ``nbytes`` for a writer; return the objects that were evicted for it, already taken out.
+
+        Raises:
+            ResourceExhausted: there is no room, even without everything that may go; nothing was evicted.
+        """
+        self.require_fits(nbytes)
+        victims = self.evict(*self.wanted(self.used, nbytes))
+        if victims is None:
+            raise self.no_room(nbytes)
+        self.count_reserved(nbytes)
+        return victims
+
+    def count_reserved(self, nbytes: int) -> None:
+        """Count ``nbytes`` for a writer, whatever is used."""
         self._used += nbytes
         self._reserved += nbytes
-        return victims
 
     def cancel(self, nbytes: int) -> None:
         """Give a reservation back."""
@@ -127,15 +211,27 @@ class Ledger(Generic[H]):
         self._reserved -= held.nbytes
         self._insert(held)
 
+    def linger(self, held: H) -> None:
+        """Turn a reservation of its size into bytes that count for as long as they are pinned."""
+        self._reserved -= held.nbytes
+        self._departing.append(held)
+
     def adopt(self, held: H) -> None:
         """Count an object that was there before, as the most recently used."""
         self._used += held.nbytes
         self._insert(held)
 
+    def forget(self, held: H) -> None:
+        """Take an object out, its bytes too."""
+        self._take(held)
+        self._used -= held.nbytes
+        self.pins.unpin(held.key)
+
     def remove(self, held: H) -> None:
         """Take an object out. Its bytes count for as long as it is pinned."""
         self._take(held)
         self._departing.append(held)
+        self.pins.unpin(held.key)
 
     def put_aside(self, held: H) -> None:
         """Take an object out and go on counting its bytes, until one of the methods below."""
@@ -146,6 +242,7 @@ class Ledger(Generic[H]):
         """Count what was put aside only for as long as it is pinned."""
         self._aside -= held.nbytes
         self._departing.append(held)
+        self.pins.unpin(held.key)
 
     def bring_back(self, held: H) -> None:
         """Make what was put aside an object again, the least recently used."""
@@ -166,8 +263,7 @@ class Ledger(Generic[H]):
     def undo_eviction(self, held: H) -> None:
         """Make an evicted object one again, the least recently used."""
         self.evictions -= 1
-        self._used += held.nbytes
-        self._insert(held)
+        self.adopt(held)
         self._objects.move_to_end(held.key, last=False)
 
     def clear(self) -> None:
@@ -175,19 +271,19 @@ class Ledger(Generic[H]):
         self._objects.clear()
         self._conditioned.clear()
         self._departing.clear()
+        self.pins.clear()
         self._used = self._reserved + self._aside
 
     def check(self) -> None:
         """Raise :class:`StoreError` unless the counts agree with the objects."""
-        used = self.used
         parts = {
             "objects": sum(held.nbytes for held in self._objects.values()),
             "reserved": self._reserved,
             "aside": self._aside,
             "departing": sum(held.nbytes for held in self._departing),
         }
-        if used != sum(parts.values()) or min(parts.values()) < 0 or used > self.capacity:
-            raise StoreError(f"{self.tier}: ledger says {used} of {self.capacity} bytes, its parts are {parts}")
+        if self._used != sum(parts.values()) or min(parts.values()) < 0:
+            raise StoreError(f"{self.tier}: ledger says {self._used} of {self.capacity} bytes, its parts are {parts}")
         conditioned = {(content, variant) for content, found in self._conditioned.items() for variant in found}
         if conditioned != {(key.content, key.variant) for key in self._objects if key.conditioned}:
             raise StoreError(f"{self.tier}: the index of {len(conditioned)} conditioned variants is not its objects'")

@@ -1,30 +1,110 @@
-"""Bringing what a lease reads from a slower tier into the fastest one."""
+"""Copying objects between tiers, up when they are read and down when they are written, unless they are removed."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from weakref import WeakSet
 
 from blend.errors import Closed, ResourceExhausted, StoreError
 from blend.store.base import Lease, Tier, Writer
+from blend.store.key import ObjectKey
 from blend.store.layout import Header, encode
 
 _log = logging.getLogger(__name__)
 
 
+class Gate:
+    """Through it, copies of one object are committed, until it is shut.
+
+    It has to be opened before the object is looked up: whoever removes the object after that shuts it.
+    """
+
+    def __init__(self, key: ObjectKey) -> None:
+        self.key = key
+        self.shut = False
+        # Held while an object is committed, so that shutting comes before that or after it.
+        self._lock = threading.Lock()
+
+    def commit(self, writer: Writer) -> bool:
+        """Commit, unless the gate is shut; return whether it was open."""
+        with self._lock:
+            if not self.shut:
+                writer.commit()
+                return True
+            return False
+
+    def close(self) -> None:
+        """Let nothing through from now on; safe to call again."""
+        with self._lock:
+            self.shut = True
+
+
+class Gates:
+    """The copies that are under way. Removing an object shuts its gates, and keeps others from opening."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # A gate goes with the copy that holds it: a dropped lease leaves nothing behind.
+        self._open: WeakSet[Gate] = WeakSet()
+        self._removing: Counter[ObjectKey] = Counter()
+
+    def open(self, key: ObjectKey) -> Gate:
+        """Return a gate for a copy of ``key``; shut from the start while the object is being removed."""
+        gate = Gate(key)
+        with self._lock:
+            if key in self._removing:
+                gate.shut = True
+            else:
+                self._open.add(gate)
+        return gate
+
+    @contextmanager
+    def removing(self, key: ObjectKey) -> Iterator[None]:
+        """While it lasts, no copy of ``key`` is made that was not committed before."""
+        with self._lock:
+            self._removing[key] += 1
+            gates = [gate for gate in self._open if gate.key == key]
+        try:
+            for gate in gates:
+                gate.close()
+            yield
+        finally:
+            with self._lock:
+                self._removing[key] -= 1
+                if not self._removing[key]:
+                    del self._removing[key]
+
+
+def copy_object(lease: Lease, target: Tier, gate: Gate) -> bool:
+    """Copy a leased object to ``target``; return whether it has it then (not if ``gate`` was shut meanwhile).
+
+    Raises:
+        StoreError, ResourceExhausted, Closed: it cannot be read or written.
+    """
+    header = lease.header
+    if target.contains(header.key):
+        return True
+    with target.start(header.key, header.object_nbytes) as writer:
+        writer.write(0, encode(header))
+        writer.write(header.header_nbytes, lease.payload())
+        return gate.commit(writer)
+
+
 class Promotion:
     """One object on its way to a faster tier, by the lease that reads it.
 
-    It never fails its reader: no room is fine, a fault is told to ``on_fault`` (name of the tier, error). Once it is
-    ``over`` it stores nothing any more.
+    It never fails its reader: no room is fine, a fault is told to ``on_fault`` (name of the tier, error). Once its
+    gate is shut it stores nothing any more.
     """
 
-    def __init__(self, target: Tier, on_fault: Callable[[str, Exception], None]) -> None:
-        self.over = False
+    def __init__(self, target: Tier, gate: Gate, on_fault: Callable[[str, Exception], None]) -> None:
+        self.gate = gate
         self._target = target
         self._on_fault = on_fault
-        # Held while an object is committed, so that a cancellation comes before that or after it.
         self._lock = threading.Lock()
         self._layers: dict[int, memoryview] = {}
 
@@ -42,7 +122,7 @@ class Promotion:
             lease.payload(into)
             failed = False
 
-        if self.over:
+        if self.gate.shut:
             return None
         try:
             with self._target.start(header.key, header.object_nbytes) as writer:
@@ -51,7 +131,7 @@ class Promotion:
                 self._commit(writer)
             return self._target.get(header.key)
         except (ResourceExhausted, Closed) as error:
-            _log.debug("%s is not promoted: %s", header.key, error)
+            _log.debug("%s is not promoted: %s", header.key, str(error))
         except StoreError as error:
             if failed:
                 raise
@@ -61,7 +141,8 @@ class Promotion:
     def offer(self, header: Header, layer: int, view: memoryview) -> None:
         """Take one verified layer that was read; with the last one missing, store the object."""
         with self._lock:
-            if self.over:
+            if self.gate.shut:
+                self._layers.clear()
                 return
             self._layers[layer] = view
             if len(self._layers) < header.layers:
@@ -74,18 +155,18 @@ class Promotion:
                     writer.write(header.layer_range(number)[0], part)
                 self._commit(writer)
         except (ResourceExhausted, Closed) as error:
-            _log.debug("%s is not promoted: %s", header.key, error)
+            _log.debug("%s is not promoted: %s", header.key, str(error))
         except StoreError as error:
             self._on_fault(self._target.name, error)
 
     def cancel(self) -> None:
         """Store nothing from now on; safe to call again."""
+        self.gate.close()
         with self._lock:
-            self.over = True
             self._layers.clear()
 
     def _commit(self, writer: Writer) -> None:
-        with self._lock:
-            if not self.over:
-                self.over = True
-                writer.commit()
+        try:
+            self.gate.commit(writer)
+        finally:
+            self.gate.close()

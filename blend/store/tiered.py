@@ -4,68 +4,69 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain
 from weakref import WeakValueDictionary
 
-from blend.errors import Closed, InvalidConfig, InvalidInput, LeaseReleased, StoreError
+from blend.errors import Closed, InvalidConfig, InvalidInput, StoreError
 from blend.store.base import Lease, Tier, TierStats, Writer, check_nbytes
 from blend.store.buffers import Buffer
 from blend.store.fanout import FanOutWriter
+from blend.store.flight import SingleFlight
 from blend.store.key import PLAIN, ObjectKey, check_content
 from blend.store.layout import Header, encode
-from blend.store.promotion import Promotion
+from blend.store.loading import Loader, Loads, LoadStats
+from blend.store.lookup import Found, Lookup, TieredLease, told
+from blend.store.policy import DEFAULT_POLICY, Policy
+from blend.store.promotion import Gate, Gates, Promotion
+from blend.store.stored import Stored, WriteStats
+from blend.store.writing import Writing
 from blend.types import Variant
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """What became of asking for an object.
-
-    ``lease`` and ``tier`` are ``None`` unless a tier had it. ``reason`` names every tier that failed while it was
-    asked, and how; it is empty when none did, so that a miss with a reason is a fault. ``fault`` is the last error.
-    """
-
-    lease: Lease | None
-    tier: str | None
-    reason: str = ""
-    fault: StoreError | None = None
 
 
 class TieredStore(Tier):
     """Several tiers as one, which owns and closes them. A fault in one is counted and the others go on.
 
     Reading asks them in turn; an object that comes from a slower one enters the fastest when its lease has read all
-    layers. Writing goes through to all. With no tiers at all every look-up is a miss.
+    layers. Writing goes to all, or to the fastest first, as the policy says. With no tiers at all every look-up is a
+    miss.
 
     Args:
         tiers: fastest first, with different names.
         name: what reports call the whole.
+        policy: how it writes and prefetches.
 
     Raises:
-        InvalidConfig: two tiers have one name.
+        InvalidConfig: two tiers have one name, or the policy needs a fastest tier of another kind.
     """
 
-    def __init__(self, tiers: Sequence[Tier], name: str = "tiered") -> None:
+    def __init__(self, tiers: Sequence[Tier], name: str = "tiered", policy: Policy = DEFAULT_POLICY) -> None:
         self.name = name
         self.tiers = tuple(tiers)
+        self.policy = policy
+        self.persistent = any(tier.persistent for tier in self.tiers)
         names = [tier.name for tier in self.tiers]
         if len(set(names)) != len(names):
             raise InvalidConfig("tiers", names, "tiers with different names")
         self._lock = threading.Lock()
         # At most one promotion a key; its lease keeps it alive.
         self._promoting: WeakValueDictionary[ObjectKey, Promotion] = WeakValueDictionary()
+        self._gates = Gates()
         self._hits = self._misses = self._failures = 0
         self._closed = False
+        self._writing = Writing(self.tiers, policy, self._gates, self.count_fault, name)
+        first = self.tiers[0] if self.tiers else None
+        self._loader = Loader(first, policy, self.count_fault, name)
+        self._flights: SingleFlight[ObjectKey, None] = SingleFlight()
 
     def put(self, header: Header, payload: Buffer) -> bool:
         """Store a copy of ``payload`` in every tier that lacks the object; return False when any had it already.
 
         A tier that fails is counted and left out. When this returns, tiers that took the object have committed it.
+        Under another write policy than ``write_through`` that is the fastest one, unless it does not take the object.
 
         Raises:
             InvalidInput, ObjectCorrupt: as for any tier.
@@ -79,23 +80,87 @@ class TieredStore(Tier):
             writer.write(len(head), view)
             return writer.commit()
 
+    def put_async(self, header: Header, payload: Buffer) -> Stored:
+        """Store a copy of ``payload`` and return its three events, as futures.
+
+        The copy is made before this returns; the write to lower tiers, with retries, is the store's own thread's.
+        When the budget for what waits there is used up, the caller does it: nothing waits without bound.
+
+        Raises:
+            InvalidInput, ObjectCorrupt: as for any tier.
+        """
+        encode(header)
+        self._require_open()
+        return self._writing.put(header, payload, self.put)
+
+    def get_or_put(
+        self, key: ObjectKey, compute: Callable[[], tuple[Header, Buffer]], timeout: float | None = None
+    ) -> Lease | None:
+        """Return a lease on an object that is computed and stored if it is missing: once, however many ask at once.
+
+        Whoever asks first computes; the others wait, for ``timeout`` seconds at most. If that one fails, it is told
+        so, and one of the others takes over. ``None`` if the object was evicted or removed again at once.
+
+        Raises:
+            ResourceExhausted: it was not there in time, or no tier has room for it.
+            StoreError: no tier took it, or one failed that may have it.
+        """
+        lease = self.lookup(key).lease
+        if lease is None:
+
+            def work() -> None:
+                if not self.contains(key):
+                    self.put(*compute())
+
+            self._flights.run(key, work, timeout)
+            lease = self.get(key)
+        return lease
+
+    def load(self, keys: Iterable[ObjectKey], tokens: int | None = None) -> Loads:
+        """Begin to load objects from slower tiers, all their first layers first; return leases on those found.
+
+        Args:
+            keys: which; the order is that in which each layer is read.
+            tokens: how long the request is, for the prefetch policy ``timeout``; ``None`` counts what is loaded.
+        """
+        ready: dict[ObjectKey, Lease] = {}
+        slow: list[tuple[Lease, Gate]] = []
+        missed: dict[ObjectKey, str] = {}
+        for key in dict.fromkeys(keys):
+            found = self._find(key)
+            if found.lease is None:
+                missed[key] = found.reason
+            elif found.gate is None:
+                ready[key] = found.lease
+            else:
+                slow.append((found.lease, found.gate))
+        return self._loader.load(ready, slow, missed, tokens)
+
     def start(self, key: ObjectKey, nbytes: int) -> Writer:
-        """Reserve space in every tier that lacks the object; otherwise as for any tier, and as :meth:`put`."""
+        """Reserve space in the tiers that the policy writes to and that lack the object; otherwise as any tier."""
         return self._start(key, nbytes)
 
     def _start(self, key: ObjectKey, nbytes: int) -> FanOutWriter:
         check_nbytes(nbytes)
         self._require_open()
-        return FanOutWriter(self.tiers, key, nbytes, self.count_fault)
+        return self._writing.writer(key, nbytes)
 
     def lookup(self, key: ObjectKey) -> Lookup:
         """Ask the tiers in turn, fastest first; return a lease on the first copy, and what failed on the way."""
+        found = self._find(key)
+        if found.lease is None:
+            return Lookup(None, None, found.reason, found.fault)
+        promotion = self._enlist(key, found.gate) if found.gate is not None else None
+        return Lookup(TieredLease(self.count_fault, found.lease, promotion), found.tier, found.reason, found.fault)
+
+    def _find(self, key: ObjectKey) -> Found:
+        """Ask the tiers in turn for a lease of their own."""
         self._require_open()
         faults: list[StoreError] = []
-        promotion = None
+        gate = None
         for place, tier in enumerate(self.tiers):
             if place == 1:
-                promotion = self._enlist(key)
+                gate = self._gates.open(key)
             try:
                 lease = tier.get(key)
             except StoreError as error:
@@ -105,11 +170,13 @@ class TieredStore(Tier):
             if lease is not None:
                 with self._lock:
                     self._hits += 1
-                return Lookup(_TieredLease(self, lease, promotion), tier.name, *_told(faults))
+                if place == 0:
+                    self._writing.hit(key)
+                return Found(lease, tier.name, *told(faults), gate)
         if not faults:
             with self._lock:
                 self._misses += 1
-        return Lookup(None, None, *_told(faults))
+        return Found(None, None, *told(faults), None)
 
     def get(self, key: ObjectKey) -> Lease | None:
         """Return a lease on the first copy; raise the last tier's fault when there is none and one failed."""
@@ -156,19 +223,28 @@ class TieredStore(Tier):
         """
         self._require_open()
         removed, fault = False, None
-        # Slowest first: a promotion reads from these, so that none can begin once they have been asked; what is
-        # under way is then cancelled, or done and removed with the rest.
-        for tier in reversed(self.tiers):
-            if tier is self.tiers[0]:
-                self._cancel_promotion(key)
-            try:
-                removed = tier.remove(key) or removed
-            except StoreError as error:
-                self.count_fault(tier.name, error)
-                fault = error
+        with self._gates.removing(key):  # no copy of it is made meanwhile
+            self._writing.forget(key)
+            for tier in self.tiers:
+                try:
+                    removed = tier.remove(key) or removed
+                except StoreError as error:
+                    self.count_fault(tier.name, error)
+                    fault = error
         if fault is not None:
             raise fault
         return removed
+
+    def pin(self, key: ObjectKey, seconds: float | None = None) -> bool:
+        """Protect an object in every tier that has it; return whether any could."""
+        self._require_open()
+        done = [tier.pin(key, seconds) for tier in self.tiers]
+        return any(done)
+
+    def unpin(self, key: ObjectKey) -> bool:
+        self._require_open()
+        done = [tier.unpin(key) for tier in self.tiers]
+        return any(done)
 
     def keys(self) -> Iterator[ObjectKey]:
         self._require_open()
@@ -195,13 +271,39 @@ class TieredStore(Tier):
         """Return every tier's own state and counts, fastest first."""
         return tuple(tier.stats() for tier in self.tiers)
 
+    def write_stats(self) -> WriteStats:
+        """Return what writing to lower tiers has done, its staging budget and its errors."""
+        return self._writing.stats()
+
+    def load_stats(self) -> LoadStats:
+        """Return what loading from lower tiers has done, and its in-flight budget."""
+        return self._loader.stats()
+
+    def flush(self) -> int:
+        """Write down what is in the fastest tier alone, where the policy is ``write_back``; return how many objects.
+
+        What no lower tier takes stays where it is, and is not evicted.
+        """
+        self._require_open()
+        return self._writing.flush()
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until no write and no load is under way; return whether that is so (``timeout`` in seconds, each)."""
+        return self._writing.wait_idle(timeout) and self._loader.wait_idle(timeout)
+
     def check_integrity(self) -> None:
         self._require_open()
         for tier in self.tiers:
             tier.check_integrity()
 
     def close(self) -> None:
-        self._closed = True
+        """Fail what is being loaded, finish what is being written, then close every tier."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._loader.close()
+        self._writing.close()
         with ExitStack() as stack:
             for tier in self.tiers:
                 stack.callback(tier.close)
@@ -210,7 +312,8 @@ class TieredStore(Tier):
         """Count and log a fault in one of the tiers."""
         with self._lock:
             self._failures += 1
-        _log.warning("%s: %s failed: %s", self.name, tier, error)
+        # As text: whatever keeps the record would keep the error, its frames and the views in them.
+        _log.warning("%s: %s failed: %s", self.name, tier, str(error))
 
     def _require_open(self) -> None:
         if self._closed:
@@ -230,63 +333,12 @@ class TieredStore(Tier):
             self.count_fault(tier.name, error)
             return ()
 
-    def _enlist(self, key: ObjectKey) -> Promotion | None:
+    def _enlist(self, key: ObjectKey, gate: Gate) -> Promotion | None:
         """Return a promotion of ``key`` to the fastest tier, unless another lease is about to do it."""
         with self._lock:
             other = self._promoting.get(key)
-            if other is not None and not other.over:
+            if other is not None and not other.gate.shut:
                 return None
-            promotion = Promotion(self.tiers[0], self.count_fault)
+            promotion = Promotion(self.tiers[0], gate, self.count_fault)
             self._promoting[key] = promotion
             return promotion
-
-    def _cancel_promotion(self, key: ObjectKey) -> None:
-        with self._lock:
-            promotion = self._promoting.get(key)
-        if promotion is not None:
-            promotion.cancel()
-
-
-def _told(faults: Sequence[StoreError]) -> tuple[str, StoreError | None]:
-    return "; ".join(str(fault) for fault in faults), faults[-1] if faults else None
-
-
-class _TieredLease(Lease):
-    """A tier's lease that counts its faults, and promotes the object when it reads all of it."""
-
-    def __init__(self, store: TieredStore, inner: Lease, promotion: Promotion | None) -> None:
-        super().__init__(inner.header, inner.tier)
-        self._store = store
-        self._inner = inner
-        self._promotion = promotion
-        self._promoted: Lease | None = None
-
-    def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
-        try:
-            view = (self._promoted or self._inner).layer(layer, into)
-        except StoreError as error:
-            self._count(error)
-            raise
-        if self._promotion is not None and into is None:
-            self._promotion.offer(self.header, layer, view)
-        return view
-
-    def payload(self, into: memoryview | None = None) -> memoryview:
-        try:
-            if self._promotion is not None and self._promoted is None:
-                self._promoted = self._promotion.read_through(self._inner)
-            return (self._promoted or self._inner).payload(into)
-        except StoreError as error:
-            self._count(error)
-            raise
-
-    def release(self) -> None:
-        self._inner.release()
-        if self._promotion is not None:
-            self._promotion.cancel()
-        if self._promoted is not None:
-            self._promoted.release()
-
-    def _count(self, error: StoreError) -> None:
-        if not isinstance(error, LeaseReleased):
-            self._store.count_fault(self.tier, error)

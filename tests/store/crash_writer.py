@@ -45,6 +45,18 @@ class DeadlyIO(FileIO):
             self._die()
         return super().pwrite(fd, data, offset)
 
+    def write_record(self, fd: int, data: bytes) -> None:
+        if self._step():
+            if self.share > 0.5:
+                super().write_record(fd, data)
+            self._die()
+        super().write_record(fd, data)
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        if self._step():
+            self._die()
+        super().truncate(fd, nbytes)
+
     def fsync(self, fd: int) -> None:
         if self._step():
             self._die()

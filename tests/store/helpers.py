@@ -107,5 +107,25 @@ class FaultyIO(FileIO):
         self._maybe("mkdir")
         super().mkdir(path)
 
+    def find(self, path: str) -> os.stat_result:
+        self._maybe("find")
+        return super().find(path)
 
-NO_SPACE, BROKEN, FORBIDDEN = errno.ENOSPC, errno.EIO, errno.EACCES
+    def truncate(self, fd: int, nbytes: int) -> None:
+        self._maybe("truncate")
+        super().truncate(fd, nbytes)
+
+    def wait_lock(self, fd: int) -> None:
+        self._maybe("wait_lock")
+        super().wait_lock(fd)
+
+    def read_record(self, fd: int, nbytes: int) -> bytes:
+        self._maybe("read_record")
+        return super().read_record(fd, nbytes)
+
+    def write_record(self, fd: int, data: bytes) -> None:
+        self._maybe("write_record")
+        super().write_record(fd, data)
+
+
+NO_SPACE, BROKEN, FORBIDDEN, READ_ONLY = errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS

@@ -35,7 +35,7 @@ def work(directory: str, seed: int, steps: int) -> int:
         stats = store.stats()
         assert stats.failures == 0, stats
         assert disk.stats().used_bytes <= 6 * OBJECT_NBYTES
-        disk._ledger.check()
+        disk.check_integrity()
     return hits
 
 

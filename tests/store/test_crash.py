@@ -57,11 +57,11 @@ def test_kill_at_every_call_of_a_first_put(tmp_path: Path, victims: Victims) -> 
 def test_kill_at_random_points_among_evictions(tmp_path: Path, victims: Victims) -> None:
     rng = random.Random(20)
     survivors = 0
-    for seed in range(1, 25):
-        killed = victims.write_until(seed, rng.randint(1, 24), rng.random())
+    for seed in range(1, 51):
+        killed = victims.write_until(seed, rng.randint(1, 32), rng.random())
         survivors += not killed
         check(tmp_path, set(range(1, seed + 1)), surely=() if killed else (seed,))
-    assert 3 < survivors < 20
+    assert 5 < survivors < 45
 
 
 def check(directory: Path, seeds: set[int], surely: tuple[int, ...]) -> None:
@@ -72,5 +72,6 @@ def check(directory: Path, seeds: set[int], surely: tuple[int, ...]) -> None:
         assert all(found[key] == by_key[key] for key in found.keys() & by_key.keys())
         assert {make(seed, tokens=40)[0].key for seed in surely} <= found.keys()
         assert tier.stats().failures == tier.stats().quarantined == 0
+        assert tier.stats().used_bytes == len(found) * OBJECT  # what the dead had reserved is free again
         assert not list(directory.rglob("objects/**/*.tmp"))
         tier.check_integrity()

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blend.errors import ObjectCorrupt, StoreError, TierUnavailable
-from blend.store import DiskTier, encode
-from tests.store.helpers import BROKEN, FORBIDDEN, NO_SPACE, OBJECT_NBYTES, FaultyIO, make, path_of, read
+from blend.store import DiskTier, Namespace, encode
+from tests.store.helpers import BROKEN, FORBIDDEN, NO_SPACE, OBJECT_NBYTES, READ_ONLY, FaultyIO, make, path_of, read
 
-ONCE_A_PUT = ("rename", "pread")
+ONCE_A_PUT = ("rename", "pread", "truncate")
 """System calls that a put makes no second time."""
 
 
@@ -107,6 +107,13 @@ def test_only_what_dead_writers_left_is_swept(tmp_path: Path) -> None:
         ("mkdir", FORBIDDEN),
         ("mkdir", NO_SPACE),
         ("pread", BROKEN),
+        ("find", FORBIDDEN),
+        ("truncate", NO_SPACE),
+        ("write_record", NO_SPACE),
+        ("read_record", BROKEN),
+        ("create", READ_ONLY),
+        ("pwrite", READ_ONLY),
+        ("rename", READ_ONLY),
     ],
 )
 @pytest.mark.parametrize("after", [0, 1])
@@ -261,6 +268,59 @@ def test_a_file_that_shrinks_under_a_lease_is_a_fault(tmp_path: Path) -> None:
     assert len(lease.layer(0)) == header.layer_nbytes
     with pytest.raises(ObjectCorrupt, match="ends after"):
         lease.layer(2)
+
+
+def test_a_descriptor_that_is_being_closed_is_given_to_nobody(tmp_path: Path) -> None:
+    header, payload = make(1)
+    seen: list[bytes | None] = []
+
+    class Busy(FaultyIO):
+        armed = False
+
+        def close(self, fd: int) -> None:
+            super().close(fd)
+            if self.armed:
+                self.armed = False
+                seen.append(read(tier, header.key))
+
+    io = Busy()
+    tier = DiskTier(tmp_path, 1 << 20, io=io)
+    tier.put(header, payload)
+    lease = tier.get(header.key)
+    assert lease is not None
+    io.armed = True
+    lease.release()
+    assert seen == [payload]
+    assert tier.stats().failures == 0
+
+
+def test_a_file_of_another_version_is_a_fault_then_a_miss(tmp_path: Path) -> None:
+    header, payload = make(1)
+    with DiskTier(tmp_path, 1 << 20) as tier:
+        tier.put(header, payload)
+        raw = bytearray(path_of(tmp_path, header).read_bytes())
+        raw[8] += 1
+        path_of(tmp_path, header).write_bytes(raw)
+        with pytest.raises(ObjectCorrupt, match="format version: 2; this build reads version 1"):
+            tier.get(header.key)
+        assert tier.get(header.key) is None
+        assert tier.put(header, payload)
+
+
+def test_another_models_object_has_another_key_or_is_refused(tmp_path: Path) -> None:
+    (one, payload), (other, _) = (
+        make(1),
+        make(1, namespace=Namespace("acme", "1f" * 16, b"a secret of this test suite")),
+    )
+    assert one.token_ids == other.token_ids
+    assert one.key != other.key
+    with DiskTier(tmp_path, 1 << 20) as tier:
+        tier.put(one, payload)
+        assert tier.get(other.key) is None
+        path_of(tmp_path, other).parent.mkdir(exist_ok=True)
+        path_of(tmp_path, one).rename(path_of(tmp_path, other))
+        with pytest.raises(ObjectCorrupt, match="key"):
+            tier.get(other.key)
 
 
 def test_an_object_under_another_ones_name_is_a_fault(tmp_path: Path) -> None:

@@ -1,0 +1,233 @@
+"""Loading several objects at once from slower tiers, layer by layer, on a thread of its own.
+
+A request needs layer 0 of all its chunks before layer 1 of any. So the thread reads in that order, and the lease on
+an object hands out each layer as soon as it is there and verified, while later ones are still on their way. What is
+read goes straight into the fastest tier where that takes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from blend.errors import Closed, LeaseReleased, ResourceExhausted, StoreError, TierUnavailable
+from blend.store.base import Lease, Tier
+from blend.store.key import ObjectKey
+from blend.store.loadlease import LoadingLease
+from blend.store.policy import Policy
+from blend.store.promotion import Gate
+from blend.store.worker import Allowance, Worker
+
+_log = logging.getLogger(__name__)
+_MAX_GROUPS = 256
+
+
+@dataclass(frozen=True)
+class LoadStats:
+    """What loading has done: bytes in flight now, at most, and allowed; groups of objects that wait; objects that were
+    loaded, that failed, and that nobody waited for in the end."""
+
+    inflight_bytes: int
+    inflight_capacity_bytes: int
+    inflight_peak_bytes: int
+    waiting: int
+    loaded: int
+    failed: int
+    dropped: int
+
+
+class Loads(Mapping[ObjectKey, Lease]):
+    """Objects that are being loaded for one request, by key: those that were found. A context manager.
+
+    Leases from the fastest tier can be read at once, the others while they come (:class:`LoadingLease`). Leaving it
+    releases all of them; what has not been read by then is not read any more.
+
+    Attributes:
+        missed: why each of the other keys is not here: which tiers failed, and how; empty when it is not stored.
+    """
+
+    def __init__(
+        self,
+        leases: Mapping[ObjectKey, Lease],
+        missed: Mapping[ObjectKey, str],
+        seconds: float | None,
+        on_drop: Callable[[], None],
+    ) -> None:
+        self.missed = dict(missed)
+        self._leases = dict(leases)
+        self._on_drop = on_drop
+        self._deadline = math.inf if seconds is None else time.monotonic() + seconds
+
+    def __getitem__(self, key: ObjectKey) -> Lease:
+        return self._leases[key]
+
+    def __iter__(self) -> Iterator[ObjectKey]:
+        return iter(self._leases)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def settle(self) -> dict[ObjectKey, str]:
+        """Wait as long as the prefetch policy says; drop what is not all there by then, and return why, by key.
+
+        What is left afterwards can be read without waiting; what was dropped is among :attr:`missed`.
+        """
+        dropped: dict[ObjectKey, str] = {}
+        for key, lease in list(self._leases.items()):
+            if isinstance(lease, LoadingLease) and not lease.wait(self._deadline):
+                dropped[key] = str(lease.fault or f"{lease.tier} has not given it in time")
+                if lease.fault is None:
+                    self._on_drop()
+                self._leases.pop(key).release()
+        self.missed.update(dropped)
+        return dropped
+
+    def close(self) -> None:
+        """Release every lease; safe to call again."""
+        for lease in self._leases.values():
+            lease.release()
+
+    def __enter__(self) -> Loads:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Loader:
+    """The thread that reads, and its budget. Objects are read in groups that fit it, one group after another.
+
+    Args:
+        target: the tier that takes what is read, if any.
+        policy: budgets and times.
+        on_fault: told the name of a tier that failed, and the error.
+        name: of the store, for the thread's name.
+    """
+
+    def __init__(
+        self, target: Tier | None, policy: Policy, on_fault: Callable[[str, Exception], None], name: str
+    ) -> None:
+        self._target = target
+        self._policy = policy
+        self._on_fault = on_fault
+        self._allowance = Allowance(policy.inflight_bytes)
+        self._worker = Worker(f"{name}-loader", _MAX_GROUPS)
+        self._lock = threading.Lock()
+        self._counts = {"loaded": 0, "failed": 0, "dropped": 0}
+        self._closed = False
+
+    def load(
+        self,
+        ready: Mapping[ObjectKey, Lease],
+        slow: Sequence[tuple[Lease, Gate]],
+        missed: Mapping[ObjectKey, str],
+        tokens: int | None,
+    ) -> Loads:
+        """Begin to load objects of slower tiers. Takes all leases over.
+
+        Args:
+            ready: the leases that can be read at once.
+            slow: those to be read, each with the gate that was opened before it was looked up.
+            missed: why other keys have no lease.
+            tokens: what the timeout is worked out from; ``None`` counts those of the objects that are not ready.
+        """
+        count = sum(lease.header.tokens for lease, _ in slow) if tokens is None else tokens
+        seconds = self._policy.prefetch_seconds(count)
+        loading = [LoadingLease(lease, self._target, gate, self._on_fault) for lease, gate in slow]
+        for group in self._groups(loading):
+            if self._policy.prefetch == "timeout" and seconds is not None:
+                for lease in group:
+                    lease.deadline = time.monotonic() + seconds
+            if not self._worker.submit(lambda group=group: self._read(group)):  # type: ignore[misc]
+                self._refuse(group, TierUnavailable(f"{_MAX_GROUPS} loads are waiting: no more are taken"))
+        found = {**ready, **{lease.header.key: lease for lease in loading}}
+        return Loads(found, missed, seconds, lambda: self._count("dropped"))
+
+    def stats(self) -> LoadStats:
+        """Return counts and what is used of the budget."""
+        with self._lock:
+            return LoadStats(
+                inflight_bytes=self._allowance.used,
+                inflight_capacity_bytes=self._allowance.nbytes,
+                inflight_peak_bytes=self._allowance.peak,
+                waiting=self._worker.waiting,
+                **self._counts,
+            )
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is being loaded; return whether that is so (``timeout`` in seconds)."""
+        return self._worker.wait_idle(timeout)
+
+    def close(self) -> None:
+        """Fail what is being loaded, and end the thread. Safe to call again."""
+        self._closed = True
+        self._worker.close()
+
+    def _groups(self, leases: Sequence[LoadingLease]) -> list[list[LoadingLease]]:
+        """Return the leases in groups that fit the budget; what cannot, alone, is refused."""
+        groups: list[list[LoadingLease]] = []
+        room = 0
+        for lease in leases:
+            nbytes = lease.header.payload_nbytes
+            if nbytes > self._allowance.nbytes:
+                self._refuse([lease], ResourceExhausted(f"{nbytes} bytes are more than may be in flight"))
+                continue
+            if nbytes > room:
+                groups.append([])
+                room = self._allowance.nbytes
+            groups[-1].append(lease)
+            room -= nbytes
+        return groups
+
+    def _refuse(self, group: Sequence[LoadingLease], error: StoreError | ResourceExhausted) -> None:
+        for lease in group:
+            lease.fail(error)
+            lease.end()
+            self._count("failed")
+
+    def _read(self, group: Sequence[LoadingLease]) -> None:
+        """Read layer after layer of a group, and store what is whole."""
+        nbytes = sum(lease.header.payload_nbytes for lease in group)
+        taken = self._allowance.take(nbytes)
+        assert taken, "one group at a time is in flight, and each fits"
+        try:
+            for layer in range(-1, max(lease.header.layers for lease in group)):
+                for lease in group:
+                    self._step(lease, layer)
+        finally:
+            for lease in group:
+                lease.fail(Closed("the load was given up"))
+                if lease.complete:
+                    self._count("loaded")
+                lease.end()
+            self._allowance.give(nbytes)
+
+    def _step(self, lease: LoadingLease, layer: int) -> None:
+        """Make room for one object (layer -1), or read one of its layers."""
+        if lease.over or layer >= lease.header.layers:
+            return
+        if self._closed:
+            lease.fail(Closed("the store was closed during the load"))
+            return
+        try:
+            if layer < 0:
+                lease.begin()
+            else:
+                lease.read(layer)
+        except (StoreError, Closed) as error:
+            if not isinstance(error, (LeaseReleased, Closed)):
+                self._on_fault(lease.tier, error)
+            # Without its frames, which hold views of memory that the failed read was to fill.
+            lease.fail(error.with_traceback(None))
+            self._count("failed")
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1

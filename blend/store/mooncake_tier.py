@@ -1,0 +1,422 @@
+"""The tier over a Mooncake store. Its bytes are untrusted, and its codes are hints."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary, ref
+
+from blend.config import MooncakeConfig
+from blend.errors import Closed, ObjectCorrupt, StoreError, TierUnavailable
+from blend.store.base import Lease, Tier, TierStats, Writer, check_nbytes
+from blend.store.buffers import Buffer, flat
+from blend.store.key import PLAIN, ObjectKey, check_content
+from blend.store.known import KnownVariants
+from blend.store.layout import Header, check_identity, decode, encode
+from blend.store.ledger import Ledger
+from blend.store.mooncake_client import MooncakeClient, address_of
+from blend.store.mooncake_object import MooncakeLease, RemoteObject, read_header
+from blend.store.residency import ResidencyObserver
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MooncakeStatus:
+    """Whether the store can be used, and what its tier has under way.
+
+    ``reason`` says why it is down; it is empty when it is up. ``opened`` counts how often the circuit breaker has
+    opened, ``late_calls`` calls that nobody waited for any more.
+    """
+
+    up: bool
+    reason: str
+    opened: int
+    late_calls: int
+    staging_used_bytes: int
+    staging_capacity_bytes: int
+
+
+class _Own:
+    """An object that this process has put: evicted by it alone, and not while it is read here."""
+
+    def __init__(self, tier: MooncakeTier, key: ObjectKey, nbytes: int) -> None:
+        self.key = key
+        self.nbytes = nbytes
+        self.opened: ref[RemoteObject] | None = None
+        self._tier = tier
+
+    @property
+    def pinned(self) -> bool:
+        return self.key in self._tier._busy or (self.opened is not None and self.opened() is not None)
+
+
+class MooncakeTier(Tier):
+    """Objects in a Mooncake store, shared with every process that has the same master and prefix.
+
+    It joins in the background: without a master it starts as down, and says so by :meth:`status` and by raising
+    :class:`TierUnavailable` at once. ``get`` and ``contains`` find objects of all processes; the budget, ``keys`` and
+    the counts of objects are about those that this process has put. What Mooncake evicts by itself is a miss when it is
+    asked for. Views that leases hand out lie in staging memory, which is bounded: use them and let them go.
+
+    Args:
+        config: where the master is, and how to take part.
+        make: returns a new, unjoined client of the library.
+        name: what reports call it.
+        observer: told what this process stores and removes.
+
+    Raises:
+        TierUnavailable: the system has no memory for staging.
+    """
+
+    def __init__(
+        self,
+        config: MooncakeConfig,
+        make: Callable[[], Any],
+        name: str = "mooncake",
+        observer: ResidencyObserver | None = None,
+    ) -> None:
+        self.name = name
+        self.config = config
+        self._observer = observer
+        self._ledger: Ledger[_Own] = Ledger(name, config.capacity_bytes)
+        self._changed = threading.Condition(threading.Lock())
+        # Keys that one thread is opening, putting or removing: nobody else may do so meanwhile.
+        self._busy: set[ObjectKey] = set()
+        self._opened: WeakValueDictionary[ObjectKey, RemoteObject] = WeakValueDictionary()
+        self._known = KnownVariants()
+        self._hits = self._misses = self._failures = 0
+        self._closed = False
+        self._client = MooncakeClient(config, make, name)
+
+    def put(self, header: Header, payload: Buffer) -> bool:
+        view, head = header.check_payload(payload), encode(header)
+        if self._client.covers(view):
+            return self._put_registered(header, head, view)
+        with self._changed:
+            self._require_open()
+            if header.key in self._ledger:
+                return False
+        with self.start(header.key, header.object_nbytes) as writer:
+            writer.write(0, head)
+            writer.write(len(head), view)
+            return writer.commit()
+
+    def start(self, key: ObjectKey, nbytes: int) -> Writer:
+        check_nbytes(nbytes)
+        self._make_room(nbytes)
+        try:
+            self._client.breaker.peek()
+            return _MooncakeWriter(self, key, self._client.take(nbytes))
+        except BaseException:
+            self._cancel(nbytes)
+            raise
+
+    def get(self, key: ObjectKey) -> Lease | None:
+        with self._exclusive(key):
+            remote = self._opened.get(key)
+            if remote is None:
+                with self._counting_faults():
+                    remote = self._open(key)
+            with self._changed:
+                if remote is None:
+                    self._misses += 1
+                    return None
+                self._hits += 1
+                self._known.learn(key)
+                own = self._ledger.use(key)
+                if own is not None:
+                    own.opened = ref(remote)
+            return MooncakeLease(remote, self.name)
+
+    def contains(self, key: ObjectKey) -> bool:
+        """Return whether the store seems to have the object; False while it is down."""
+        with self._changed:
+            self._require_open()
+        try:
+            found = self._client.exists(self._name_of(key))
+        except TierUnavailable as error:
+            _log.debug("%s: taken as missing: %s", key, error)
+            return False
+        if not found:
+            self._forget(key)
+        return found
+
+    def variants(self, content: str) -> tuple[str, ...]:
+        """Return the variants that this process has seen; where it has seen none, whether the plain one is there."""
+        check_content("content", content)
+        with self._changed:
+            self._require_open()
+            known = self._known.variants(content)
+        if not known and self.contains(ObjectKey(content, PLAIN)):
+            return (PLAIN,)
+        return known
+
+    def remove(self, key: ObjectKey) -> bool:
+        with self._exclusive(key), self._counting_faults():
+            remote = self._opened.get(key)
+            if remote is not None:
+                try:
+                    remote.keep()
+                except ObjectCorrupt as error:
+                    _log.warning("%s: %s is removed under a lease that cannot read it any more", self.name, error)
+            there = self._client.remove([self._name_of(key)])[0]
+            self._forget(key, gone=there)
+            return there
+
+    def pin(self, key: ObjectKey, seconds: float | None = None) -> bool:
+        """Protect an object that this process has put from being evicted by it; Mooncake evicts by its own rules."""
+        with self._changed:
+            self._require_open()
+            here = key in self._ledger
+            if here:
+                self._ledger.pins.pin(key, seconds)
+            return here
+
+    def unpin(self, key: ObjectKey) -> bool:
+        with self._changed:
+            self._require_open()
+            return self._ledger.pins.unpin(key)
+
+    def keys(self) -> Iterator[ObjectKey]:
+        """Iterate over what this process has put; :func:`blend.store.mooncake.listing` asks the master for all."""
+        with self._changed:
+            self._require_open()
+            return iter(self._ledger.keys())
+
+    def learn(self, key: ObjectKey) -> None:
+        """Take note that another node has stored an object; its conditioned variants are found by that alone."""
+        with self._changed:
+            self._known.learn(key)
+
+    def register(self, memory: Buffer) -> None:
+        """Register memory with the library, so that :meth:`put` sends payloads within it without a copy.
+
+        Raises:
+            TierUnavailable: the library refuses it.
+        """
+        view = flat("memory", memory)
+        self._client.link.register(address_of(view), len(view))
+
+    def unregister(self, memory: Buffer) -> None:
+        """Take a registration back.
+
+        Raises:
+            InvalidInput: this memory has not been registered.
+        """
+        view = flat("memory", memory)
+        self._client.link.unregister(address_of(view), len(view))
+
+    def status(self) -> MooncakeStatus:
+        """Return whether the store can be used, and what is under way."""
+        client = self._client
+        reason = client.breaker.reason
+        return MooncakeStatus(
+            up=not reason,
+            reason=reason,
+            opened=client.breaker.opened,
+            late_calls=client.late_calls,
+            staging_used_bytes=client.staging.used,
+            staging_capacity_bytes=client.staging.capacity,
+        )
+
+    def stats(self) -> TierStats:
+        with self._changed:
+            self._require_open()
+            return TierStats(
+                name=self.name,
+                objects=len(self._ledger),
+                used_bytes=self._ledger.used,
+                capacity_bytes=self._ledger.capacity,
+                hits=self._hits,
+                misses=self._misses,
+                failures=self._failures,
+                evictions=self._ledger.evictions,
+            )
+
+    def check_integrity(self) -> None:
+        """Raise :class:`StoreError` unless ledger and staging add up. The store itself checks what it holds."""
+        with self._changed:
+            self._require_open()
+            self._ledger.check()
+        self._client.staging.check()
+
+    def close(self) -> None:
+        """Leave the store; at once when nothing is read any more, else when the last lease ends."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._ledger.clear()
+        self._client.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.name}: the tier has been closed")
+
+    def _name_of(self, key: ObjectKey) -> str:
+        return f"{self.config.prefix}:{key}"
+
+    @contextmanager
+    def _exclusive(self, key: ObjectKey) -> Iterator[None]:
+        """Keep other threads from opening, putting or removing an object. Calls have deadlines, so waits end."""
+        with self._changed:
+            self._require_open()
+            while key in self._busy:
+                self._changed.wait()
+            self._busy.add(key)
+        try:
+            yield
+        finally:
+            self._idle([key])
+
+    def _idle(self, keys: Sequence[ObjectKey]) -> None:
+        with self._changed:
+            self._busy.difference_update(keys)
+            self._changed.notify_all()
+
+    @contextmanager
+    def _counting_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            with self._changed:
+                self._failures += 1
+            raise
+
+    def _open(self, key: ObjectKey) -> RemoteObject | None:
+        """Open an object and verify its header; what is no object of that key is removed."""
+        name = self._name_of(key)
+        self._client.link.retain()
+        try:
+            if not self._client.open(name):
+                self._client.link.release("")
+                self._forget(key)
+                return None
+            header = read_header(self._client, name, key)
+        except BaseException as error:
+            self._client.link.release(name)
+            if not isinstance(error, ObjectCorrupt):
+                raise
+            self._client.remove([name])
+            self._forget(key)
+            raise ObjectCorrupt(f"{self.name}: {key}: {error}") from error
+        remote = RemoteObject(self._client, name, header, self._read_failed)
+        self._opened[key] = remote
+        return remote
+
+    def _read_failed(self, remote: RemoteObject, error: StoreError) -> None:
+        """Count a fault. A corrupt object is removed, if it is still the one whose header says so."""
+        with self._changed:
+            self._failures += 1
+            closed = self._closed
+        _log.warning("%s: %s", self.name, error)
+        key = remote.header.key
+        if closed or not isinstance(error, ObjectCorrupt):
+            return
+        try:
+            with self._exclusive(key):
+                if self._opened.get(key) is remote:
+                    del self._opened[key]
+                if self._client.open(remote.name) and read_header(self._client, remote.name, key) == remote.header:
+                    self._client.remove([remote.name])
+                    self._forget(key)
+        except (StoreError, Closed) as failure:
+            _log.warning("%s: %s stays, since it cannot be removed: %s", self.name, key, failure)
+
+    def _forget(self, key: ObjectKey, gone: bool = False) -> None:
+        with self._changed:
+            self._known.forget(key)
+            self._opened.pop(key, None)
+            own = self._ledger.find(key)
+            if own is not None:
+                self._ledger.remove(own)
+        if self._observer is not None and (own is not None or gone):
+            self._observer.on_removed(key, self.name)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Reserve ``nbytes``; remove what has to go for it."""
+        with self._changed:
+            self._require_open()
+            victims = self._ledger.reserve(nbytes)
+            self._busy.update(own.key for own in victims)
+        if not victims:
+            return
+        try:
+            self._client.remove([self._name_of(own.key) for own in victims])
+        except BaseException as error:
+            with self._changed:
+                self._ledger.cancel(nbytes)
+                for own in victims:
+                    self._ledger.undo_eviction(own)
+                self._failures += isinstance(error, StoreError)
+            raise
+        finally:
+            self._idle([own.key for own in victims])
+        for own in victims:
+            self._forget(own.key, gone=True)
+
+    def _cancel(self, nbytes: int) -> None:
+        with self._changed:
+            self._ledger.cancel(nbytes)
+
+    def _put_registered(self, header: Header, head: bytes, view: memoryview) -> bool:
+        self._make_room(header.object_nbytes)
+        stored = False
+        try:
+            staged = self._client.take(len(head))
+            staged[:] = head
+            stored = self._publish(header.key, [staged, view])
+        finally:
+            if not stored:
+                self._cancel(header.object_nbytes)
+        return stored
+
+    def _publish(self, key: ObjectKey, parts: Sequence[memoryview]) -> bool:
+        """Put a whole object, unless one of that key is there."""
+        nbytes = sum(len(part) for part in parts)
+        with self._exclusive(key), self._counting_faults():
+            if key in self._ledger:
+                return False
+            stored = self._client.put(self._name_of(key), parts)
+            with self._changed:
+                self._known.learn(key)
+                if stored:
+                    self._opened.pop(key, None)  # of that key, but lost by the store since
+                    self._ledger.settle(_Own(self, key, nbytes))
+        if stored and self._observer is not None:
+            self._observer.on_stored(key, self.name, nbytes)
+        return stored
+
+
+class _MooncakeWriter(Writer):
+    """An object in staging memory, put as a whole when it is committed."""
+
+    def __init__(self, tier: MooncakeTier, key: ObjectKey, room: memoryview) -> None:
+        super().__init__(key, len(room))
+        self._tier = tier
+        self._room: memoryview | None = room
+
+    def _write(self, offset: int, view: memoryview) -> None:
+        assert self._room is not None
+        self._room[offset : offset + len(view)] = view
+
+    def _fill(self, offset: int, nbytes: int, source: Callable[[memoryview], object]) -> None:
+        assert self._room is not None
+        source(self._room[offset : offset + nbytes])
+
+    def _commit(self) -> bool:
+        assert self._room is not None
+        check_identity(decode(self._room), self.key, self.nbytes)
+        stored = self._tier._publish(self.key, [self._room])
+        if stored:
+            self._room = None
+        return stored
+
+    def _revoke(self) -> None:
+        self._room = None
+        self._tier._cancel(self.nbytes)

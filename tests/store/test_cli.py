@@ -1,0 +1,144 @@
+"""The command blend-store, on a directory and on a real Mooncake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blend.store import DiskTier
+from blend.store.__main__ import main, size
+from blend.store.mooncake import MooncakeTier, library
+from tests.store.helpers import OBJECT_NBYTES, make, path_of
+from tests.store.mooncake_server import Master, cluster, config_for
+
+__all__ = ["cluster"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    with DiskTier(path, 1 << 20, fsync=False) as tier:
+        for seed in range(4):
+            tier.put(*make(seed))
+        tier.put(*make(0, neighbours=["ab" * 20]))
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> Any:
+    assert main([str(argument) for argument in argv] + ["--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_ls_and_stat(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "ls", directory)["objects"]
+    assert [row["key"] for row in found] == sorted(row["key"] for row in found)
+    assert len(found) == 5
+    assert {row["tokens"] for row in found} == {5}
+    assert sorted(row["neighbours"] for row in found) == [0, 0, 0, 0, 1]
+    assert run(capsys, "ls", directory, "--limit", 2, "--keys-only")["objects"] == [
+        {"key": row["key"]} for row in found[:2]
+    ]
+    stat = run(capsys, "stat", directory.parent)  # as a server's data directory
+    assert (stat["objects"], stat["conditioned"], stat["quarantined"]) == (5, 1, 0)
+    assert stat["used_bytes"] == 5 * OBJECT_NBYTES
+
+
+def test_people_get_tables(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("ls", "stat", "verify", "gc"):
+        assert main([command, str(directory)]) == 0
+    printed = capsys.readouterr()
+    assert "5 objects" in printed.out
+    assert "problems" in printed.out
+    assert printed.err == ""
+
+
+def test_verify_finds_and_gc_frees_what_is_corrupt(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header, _ = make(2)
+    path = path_of(directory, header)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    found = run(capsys, "verify", directory, status=1)
+    assert found["whole"] == 4
+    assert list(found["problems"]) == [str(header.key)]
+    assert "checksum" in found["problems"][str(header.key)]
+    assert run(capsys, "stat", directory)["quarantined"] == 1
+    freed = run(capsys, "gc", directory)
+    assert (freed["removed"], freed["kept"], freed["quarantined_removed"]) == (0, 4, 1)
+    assert freed["freed_bytes"] == OBJECT_NBYTES
+    assert run(capsys, "verify", directory)["problems"] == {}
+
+
+def test_gc_makes_a_store_smaller(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "gc", directory, "--to", 2 * OBJECT_NBYTES + 5)
+    assert (found["removed"], found["kept"]) == (3, 2)
+    assert run(capsys, "stat", directory)["objects"] == 2
+
+
+def test_bench_leaves_nothing(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "bench", directory, "--objects", 2, "--tokens", 3)
+    assert found["put_gb_per_s"] > 0
+    assert found["get_gb_per_s"] > 0
+    assert run(capsys, "stat", directory)["objects"] == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["ls", "{missing}"], "no such store"),
+        (["stat", "{tmp}"], "no such store"),
+        (["ls", "mooncake://nowhere"], "mooncake.master"),
+        (["ls", "http://there"], "mooncake://host:port"),
+        (["gc", "mooncake://127.0.0.1:1", "--to", "5"], "directory"),
+    ],
+)
+def test_wrong_targets_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    named = [argument.format(missing=tmp_path / "missing", tmp=tmp_path) for argument in argv]
+    assert main(named) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_directory_of_a_newer_layout_is_left_alone(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (directory / "layout").write_text("blend-store 99\n")
+    assert main(["stat", str(directory)]) == 1
+    assert "layout 99" in capsys.readouterr().err
+
+
+def test_wrong_arguments(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["ls"], ["ls", str(directory), "--limit", "0"], ["gc", str(directory), "--to", "much"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(argv)
+        assert stopped.value.code == 2
+    assert size("1.5KiB") == 1536
+    assert size("7") == 7
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    assert "blend-store gc" in capsys.readouterr().out
+
+
+def test_on_mooncake(cluster: Master, capsys: pytest.CaptureFixture[str]) -> None:
+    where = [f"mooncake://{cluster.rpc}", "--health", cluster.admin, "--prefix", "cli"]
+    with MooncakeTier(config_for(cluster, prefix="cli"), library()) as tier:
+        for seed in range(3):
+            tier.put(*make(seed))
+        assert [row["tokens"] for row in run(capsys, "ls", *where)["objects"]] == [5, 5, 5]
+        stat = run(capsys, "stat", *where)
+        assert stat["objects"] == 3
+        assert stat["segments"] == 1
+        assert run(capsys, "verify", *where)["whole"] == 3
+        wrong = make(9)[0]
+        tier.put(wrong, bytes(wrong.payload_nbytes))
+        assert list(run(capsys, "verify", *where, status=1)["problems"]) == [str(wrong.key)]
+        assert run(capsys, "gc", *where) == {"target": where[0], "removed": 0, "kept": 3}
+        assert run(capsys, "bench", *where, "--objects", 2, "--tokens", 3)["get_gb_per_s"] > 0
+        assert run(capsys, "stat", *where)["objects"] == 3
