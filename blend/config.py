@@ -12,6 +12,7 @@ from blend.errors import InvalidConfig
 
 GiB = 1 << 30
 MiB = 1 << 20
+MAX_THREADS = 1024
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 
@@ -245,6 +246,8 @@ class EngineConfig:
         _at_least("max_rows", self.max_rows, 1, "rows")
         if self.threads is not None:
             _at_least("threads", self.threads, 1, "threads")
+            if self.threads > MAX_THREADS:
+                raise InvalidConfig("threads", self.threads, f"at most {MAX_THREADS}")
 
 
 @dataclass(frozen=True)

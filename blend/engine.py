@@ -13,7 +13,7 @@ import torch
 
 from blend.chunks import ChunkCache
 from blend.config import EngineConfig
-from blend.errors import Closed, InvalidInput, InvalidPrompt, PromptTooLong
+from blend.errors import Closed, InvalidInput, InvalidPlan, InvalidPrompt, PromptTooLong
 from blend.model import source, support
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import fingerprint
@@ -90,6 +90,10 @@ class Engine:
             ids = as_token_ids(self.config.sink)  # type: ignore[arg-type]
             if ids and max(ids) >= self.decoder.vocab_size:
                 raise InvalidInput("sink", max(ids), f"token ids below {self.decoder.vocab_size}")
+            if len(ids) >= self.decoder.max_positions:
+                raise InvalidInput(
+                    "sink", f"{len(ids)} tokens", f"fewer than the context's {self.decoder.max_positions}"
+                )
             return ids
         first = self.tokenizer.bos_or_template_start()
         return () if first is None else (first,)
@@ -124,6 +128,9 @@ class Engine:
             ResourceExhausted, StoreError: no tier took a chunk.
         """
         wanted = list(chunks)
+        for chunk in wanted:
+            if not isinstance(chunk, Chunk):
+                raise InvalidPrompt("chunks", chunk, "Chunk values")
         related: Sequence[Sequence[Chunk]] = [()] * len(wanted) if behind is None else behind
         if len(related) != len(wanted):
             raise InvalidInput("behind", f"{len(related)} entries", f"one for each of the {len(wanted)} chunks")
@@ -310,6 +317,9 @@ class Engine:
 
     def greedy(self, prefill: Prefill, max_new_tokens: int) -> tuple[int, ...]:
         """Return the greedy answer's token ids from a prefill whose canvas has room for all but the last one."""
+        room = prefill.canvas.length - prefill.report.tokens + 1
+        if not 0 < max_new_tokens <= room:
+            raise InvalidInput("max_new_tokens", max_new_tokens, f"1 to {room}, for which the canvas has room")
         produced: list[int] = []
         token = int(prefill.logits.argmax())
         while token not in self.tokenizer.eos_ids and len(produced) < max_new_tokens:
@@ -329,7 +339,11 @@ class Engine:
         if not isinstance(prompt, Prompt):
             raise InvalidPrompt("prompt", prompt, "a Prompt")
         self._check_ids("prompt", prompt.token_ids)
-        plan = plan or Plan()
+        plan = Plan() if plan is None else plan
+        if not isinstance(plan, Plan):
+            raise InvalidPlan("plan", plan, "a Plan")
+        if not isinstance(reserve, int) or isinstance(reserve, bool) or reserve < 0:
+            raise InvalidInput("reserve", reserve, "an integer of 0 or more")
         planner.decide(plan, self.calibration)
         self._chunks.namespace(namespace)
         capacity = len(prompt) + reserve

@@ -73,6 +73,8 @@ class Prompt:
     segments: tuple[Segment, ...]
 
     def __init__(self, segments: Iterable[Segment]) -> None:
+        if not isinstance(segments, Iterable):
+            raise InvalidPrompt("prompt", segments, "Chunk and Text segments")
         kept = tuple(segments)
         if not kept:
             raise InvalidPrompt("prompt", "no segments", "at least one Chunk or Text")
@@ -140,7 +142,8 @@ class Plan:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    # Comparing instead of math.isfinite, which an integer beyond a float's range makes overflow.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,8 @@ def as_token_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
     Raises:
         InvalidPrompt: something among them is no integer.
     """
+    if not isinstance(token_ids, Iterable):
+        raise InvalidPrompt("token ids", token_ids, "an iterable of integers")
     ids = tuple(token_ids)
     for value in ids:
         if isinstance(value, bool) or not hasattr(value, "__index__"):

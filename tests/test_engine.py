@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,16 +132,32 @@ def test_bad_input_is_refused_at_once_and_named(engine: Engine) -> None:
         engine.precompute([Chunk((5,))], behind=[])
     with pytest.raises(InvalidPrompt):
         engine.prefill("text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidPlan, match="plan"):
+        engine.prefill(prompt, "full")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="reserve"):
+        engine.prefill(prompt, reserve=-1)
+    with pytest.raises(InvalidInput, match="max_new_tokens"):
+        engine.greedy(engine.prefill(prompt, reserve=3), 5)
+    with pytest.raises(InvalidPrompt, match="chunks"):
+        engine.precompute([None])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), float("inf"), "0.1", True])
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), float("inf"), 10**400, "0.1", True])
 def test_a_ratio_outside_0_to_1_is_refused(ratio: object) -> None:
     with pytest.raises(InvalidPlan, match="ratio"):
         Plan("query", ratio=ratio)  # type: ignore[arg-type]
 
 
 def test_empty_things_are_refused() -> None:
-    for make in (lambda: Chunk([]), lambda: Text([]), lambda: Prompt([]), lambda: Chunk([-1])):
+    none: Any = None
+    for make in (
+        lambda: Chunk([]),
+        lambda: Text([]),
+        lambda: Prompt([]),
+        lambda: Chunk([-1]),
+        lambda: Chunk(none),
+        lambda: Prompt(none),
+    ):
         with pytest.raises(InvalidPrompt):
             make()
     for wrong in (
@@ -159,7 +176,16 @@ def test_empty_things_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"device": "tpu"}, {"dtype": "int4"}, {"sink": "eos"}, {"max_rows": 0}, {"threads": 0}, {"model": ""}]
+    "settings",
+    [
+        {"device": "tpu"},
+        {"dtype": "int4"},
+        {"sink": "eos"},
+        {"max_rows": 0},
+        {"threads": 0},
+        {"threads": 10**12},
+        {"model": ""},
+    ],
 )
 def test_a_wrong_setting_is_refused_by_name(settings: dict[str, object]) -> None:
     with pytest.raises(InvalidConfig, match=next(iter(settings))):
@@ -169,6 +195,26 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, object]) -> None
 def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no-model"):
         Engine(EngineConfig(model=str(tmp_path / "no-model")))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 3},
+        {"num_hidden_layers": 0},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": "x"},
+        {"max_position_embeddings": None},
+        {"max_position_embeddings": -1},
+        {"rope_parameters": {"rope_type": "zzz", "rope_theta": 1e4}},
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_weights_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    model = tiny.save_model(tmp_path / "model")
+    file = model / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ModelError):
+        tiny.engine(model, tmp_path / "store")
 
 
 def test_a_closed_engine_says_so(model: Path, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         {"run": _run, "calibrate": _calibrate}[args.command](args)
-    except BlendError as error:
+    except (BlendError, OSError) as error:
         sys.stderr.write(f"blend-eval: {error}\n")
         return 2
     return 0

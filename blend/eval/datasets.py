@@ -47,8 +47,9 @@ def load(name: str, *, passages: int = 8, limit: int | None = None, seed: int = 
         NotFound: no such file.
         InvalidInput: not JSON, or of no known format; the message names the place.
     """
-    if passages < 1 or (limit is not None and limit < 1):
-        raise InvalidInput("passages" if passages < 1 else "limit", min(passages, limit or 1), "1 or more")
+    for what, count in (("passages", passages), ("limit", limit)):
+        if count is not None and count < 1:
+            raise InvalidInput(what, count, "1 or more")
     if name == "demo":
         return _spread(_demo(passages, seed), limit)
     path = Path(name)
@@ -56,7 +57,7 @@ def load(name: str, *, passages: int = 8, limit: int | None = None, seed: int = 
         raise NotFound("data set (demo, or a JSON file)", name)
     try:
         raw = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(str(path), str(error), "a JSON file in UTF-8") from error
     reader: Callable[[Any, int, int], list[Example]]
     if isinstance(raw, dict) and isinstance(raw.get("data"), list):
@@ -66,9 +67,12 @@ def load(name: str, *, passages: int = 8, limit: int | None = None, seed: int = 
     else:
         raise InvalidInput(str(path), type(raw).__name__, "SQuAD's format or a list of questions with ctxs")
     try:
-        return _spread(reader(raw, passages, seed), limit)
+        found = reader(raw, passages, seed)
     except (KeyError, TypeError, IndexError) as error:
         raise InvalidInput(str(path), f"{type(error).__name__}: {error}", "every field of its format") from error
+    if not found:
+        raise InvalidInput(str(path), "no questions", "at least one question")
+    return _spread(found, limit)
 
 
 def _spread(examples: list[Example], limit: int | None) -> list[Example]:

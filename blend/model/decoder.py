@@ -169,8 +169,10 @@ class Decoder:
             refuse("latent attention (MLA) keeps no keys per head that could be moved")
         if not getattr(config, "num_attention_heads", None):
             refuse("no attention heads in its configuration: a state-space model keeps no keys")
-        if not getattr(config, "max_position_embeddings", None):
+        if (getattr(config, "max_position_embeddings", None) or 0) < 1:
             refuse("its configuration names no context length (max_position_embeddings)")
+        if (getattr(config, "num_hidden_layers", None) or 0) < 1:
+            refuse("its configuration names no layers (num_hidden_layers)")
         unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
         if unknown:
             refuse(f"layers of type {', '.join(sorted(unknown))}; known: {', '.join(sorted(_LAYER_TYPES))}")

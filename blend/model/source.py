@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionResolutionError,
+    StrictDataclassError,
 )
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -173,6 +174,12 @@ def _read_weights(name: str, directory: Path, dtype: torch.dtype) -> PreTrainedM
         raise ModelUnsupported(name, f"transformers cannot load it: {_first_line(error)}") from error
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelCorrupt(name, f"the weights in {directory} cannot be read: {_first_line(error)}") from error
+    except (KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError) as error:
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        raise ModelCorrupt(name, f"the configuration in {directory} cannot be used: {reason}") from error
+    if extra := sorted(info["unexpected_keys"]):
+        reason = f"the weights in {directory} hold {len(extra)} tensors that its configuration has no place for"
+        raise ModelCorrupt(name, f"{reason}: {_some(extra)}")
     if missing := sorted(info["missing_keys"]):
         raise ModelCorrupt(name, f"the weights in {directory} lack {len(missing)} tensors: {_some(missing)}")
     if not isinstance(model, PreTrainedModel):

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -56,7 +57,7 @@ class Tokenizer:
 
         Raises:
             ModelNotFound: the directory has no tokenizer that transformers can load.
-            ModelCorrupt: a configuration file is not JSON.
+            ModelCorrupt: a configuration file is not JSON, or holds what no model has.
             ModelUnsupported: the tokenizer needs code of its own, or is not a fast one.
         """
         name = str(directory) if name is None else name
@@ -64,7 +65,9 @@ class Tokenizer:
             inner = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except json.JSONDecodeError as error:
             raise ModelCorrupt(name, f"a tokenizer file in {directory} is not JSON: {error}") from error
-        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        except (ArithmeticError, StrictDataclassError) as error:
+            raise ModelCorrupt(name, f"the configuration in {directory} cannot be used: {error}") from error
+        except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
             raise ModelNotFound(name, f"{directory} holds no tokenizer that can be loaded: {error}") from error
         return cls(inner, name=name, eos_ids=_configured_eos(directory, name))
 

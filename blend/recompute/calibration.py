@@ -50,7 +50,7 @@ class Calibration:
         return min(good, key=lambda p: (p.charged, p.kl), default=None)
 
 
-def parse(text: str, where: str) -> Calibration:
+def parse(text: str | bytes, where: str) -> Calibration:
     """Return the calibration written in ``text``; ``where`` names its origin in errors.
 
     Raises:
@@ -76,8 +76,8 @@ def load(model: str, directory: Path) -> Calibration | None:
     """
     beside = directory / "blend_calibration.json"
     if beside.is_file():
-        return parse(beside.read_text("utf-8"), str(beside))
+        return parse(beside.read_bytes(), str(beside))
     if "/" in model or model.startswith("."):
         return None
     shipped = resources.files("blend.recompute") / "calibrations" / f"{model}.json"
-    return parse(shipped.read_text("utf-8"), shipped.name) if shipped.is_file() else None
+    return parse(shipped.read_bytes(), shipped.name) if shipped.is_file() else None

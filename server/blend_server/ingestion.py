@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from blend.engine import Engine
-from blend.errors import Closed
+from blend.errors import Closed, NotFound
 from blend.rag.library import Library, Prepared
 from blend.rag.records import Orphan
 from blend.types import Chunk
@@ -195,6 +195,6 @@ class Ingestion:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, NotFound):
             # Its caller, if still there, reports it; if not, this is all that is left of it.
             logger.warning("event=unfinished_change error=%s", type(error).__name__)

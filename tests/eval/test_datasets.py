@@ -66,7 +66,7 @@ def test_the_demo_corpus_is_a_data_set() -> None:
     assert all(len(e.passages) == 5 and e.answers for e in found)
 
 
-@pytest.mark.parametrize("content", ["{", "3", '{"data": [{}]}', '[{"question": "q"}]', "[3]"])
+@pytest.mark.parametrize("content", ["{", "3", "[]", "[" * 100_000, '{"data": [{}]}', '[{"question": "q"}]', "[3]"])
 def test_a_file_of_no_known_format_is_refused_by_name(tmp_path: Path, content: str) -> None:
     (tmp_path / "bad.json").write_text(content)
     with pytest.raises(InvalidInput, match=r"bad\.json"):

@@ -132,6 +132,25 @@ def test_what_is_removed_under_a_lease_counts_until_it_ends(pair: tuple[DiskTier
     assert other.stats().used_bytes == 0
 
 
+def test_what_only_its_reader_knows_of_outlives_another_ones_measuring(
+    pair: tuple[DiskTier, DiskTier], tmp_path: Path
+) -> None:
+    one, other = pair
+    one.put(*make(1))
+    lease = one.get(make(1)[0].key)
+    assert lease is not None
+    one.remove(make(1)[0].key)
+    (tmp_path / "ledger").write_bytes(b"damaged")
+    assert other.stats().used_bytes == 0
+    assert one.stats().used_bytes == other.stats().used_bytes == OBJECT_NBYTES
+    lease.release()
+    assert one.stats().used_bytes == other.stats().used_bytes == 0
+    other.put(*make(2))
+    assert one.stats().used_bytes == OBJECT_NBYTES
+    for tier in pair:
+        tier.check_integrity()
+
+
 HOLD = """
 import sys
 from blend.store import DiskTier

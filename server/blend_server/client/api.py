@@ -19,6 +19,8 @@ from blend_server import convert
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1.blend_pb2_grpc import BlendServiceStub
 
+_MAX_TIMEOUT = 365 * 86400.0
+
 _M = TypeVar("_M", bound=Message)
 
 AnswerEvent: TypeAlias = pb.Passages | Token | Answer
@@ -61,7 +63,10 @@ class Client:
     Args:
         address: ``host:port`` of the server.
         max_message_bytes: largest gRPC message to send or take; the server has a limit of its own.
-        timeout: seconds that a call may take; ingesting and answering may take longer.
+        timeout: seconds that a call may take, more than 0, at most a year; ingesting and answering may take longer.
+
+    Raises:
+        InvalidInput: the address or the timeout cannot be used.
     """
 
     def __init__(
@@ -71,6 +76,10 @@ class Client:
         max_message_bytes: int = ServerConfig.max_message_bytes,
         timeout: float = 60.0,
     ) -> None:
+        if not address or not address.isprintable() or not address.isascii():
+            raise InvalidInput("address", address, "host:port")
+        if not 0 < timeout <= _MAX_TIMEOUT:
+            raise InvalidInput("timeout", timeout, f"seconds, more than 0 and at most {_MAX_TIMEOUT:.0f}")
         self.address = address
         self._timeout = timeout
         self._channel = grpc.insecure_channel(

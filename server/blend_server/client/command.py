@@ -246,6 +246,10 @@ def _delete(client: Client, arguments: argparse.Namespace, out: Console, err: Co
             _complain(err, str(error))
             status = EXIT_NOT_FOUND
             continue
+        except InvalidInput as error:
+            _complain(err, str(error))
+            status = status or EXIT_USAGE
+            continue
         if arguments.json:
             _print_json(out, {"id": name, "dropped_chunks": dropped})
         else:
