@@ -150,7 +150,8 @@ class StoreConfig:
             from the fastest, and at close).
         write_hits: see above.
         write_retries: how often a failed write to a lower tier is tried again.
-        prefetch_policy: how long a load waits for slow tiers before it goes on without the rest: ``best_effort``
+        prefetch_policy: how long a layer-wise load (:meth:`blend.store.TieredStore.load`, which the engine does not use
+            yet) waits for slow tiers before it goes on without the rest: ``best_effort``
             (not at all), ``wait_complete`` (until all is there) or ``timeout`` (``prefetch_base_ms +
             prefetch_ms_per_ki_token`` × tokens / 1024).
         prefetch_base_ms, prefetch_ms_per_ki_token: see above, in milliseconds.
