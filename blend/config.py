@@ -13,6 +13,8 @@ from blend.errors import InvalidConfig
 GiB = 1 << 30
 MiB = 1 << 20
 MAX_THREADS = 1024
+MAX_TENANT = 128
+"""Most characters of a tenant's name."""
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 
@@ -133,6 +135,101 @@ def _is_address(value: object) -> bool:
     return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
 
 
+RESIDENCY_LOOPBACK = "tcp://127.0.0.1:*"
+"""Where residency events are published unless they are told otherwise: this machine alone, on a free port."""
+MAX_NODE_NAME = 256
+_OWN_ENDPOINT = "tcp://HOST:PORT, where the port * takes a free one, or ipc://PATH"
+_OTHERS_ENDPOINT = "tcp://HOST:PORT or ipc://PATH"
+
+
+@dataclass(frozen=True)
+class ResidencySource:
+    """Another node to listen to.
+
+    Args:
+        address: where it publishes residency events: ``tcp://host:port`` or ``ipc://path``.
+        replay_address: where its last messages can be asked for; ``None`` means that what it said before is not.
+
+    Raises:
+        InvalidConfig: an address is malformed.
+    """
+
+    address: str
+    replay_address: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("address", "replay_address"):
+            value = getattr(self, name)
+            if not (value is None and name == "replay_address") and not _is_endpoint(value):
+                raise InvalidConfig(f"residency.sources.{name}", value, _OTHERS_ENDPOINT)
+
+
+@dataclass(frozen=True)
+class ResidencyConfig:
+    """What a node tells of the objects that its tiers come to hold and lose, and whom it listens to.
+
+    Events hold keys, sizes and names, nothing of any text; whoever reaches the addresses can read them.
+
+    Args:
+        node: this node's name, as the others and a router know it.
+        publish: where events are published: ``tcp://host:port``, port ``*`` taking a free one, or ``ipc://path``.
+        replay: where the last of them can be asked for.
+        sources: the nodes to follow. A Mooncake tier learns from them which variants others have stored.
+        max_entries: most objects of other nodes that are remembered.
+
+    Raises:
+        InvalidConfig: a value is malformed or out of range.
+    """
+
+    node: str
+    publish: str = RESIDENCY_LOOPBACK
+    replay: str = RESIDENCY_LOOPBACK
+    sources: tuple[ResidencySource, ...] = ()
+    max_entries: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.node, str) or not 0 < len(self.node) <= MAX_NODE_NAME:
+            raise InvalidConfig("residency.node", self.node, f"a name of 1 to {MAX_NODE_NAME} characters")
+        for name in ("publish", "replay"):
+            value = getattr(self, name)
+            if not _is_endpoint(value, own=True):
+                raise InvalidConfig(f"residency.{name}", value, _OWN_ENDPOINT)
+        if not isinstance(self.sources, tuple) or not all(isinstance(s, ResidencySource) for s in self.sources):
+            raise InvalidConfig("residency.sources", self.sources, "a tuple of ResidencySource")
+        _at_least("residency.max_entries", self.max_entries, 1, "objects")
+
+
+def _is_endpoint(value: object, own: bool = False) -> bool:
+    """Whether ZeroMQ could bind (``own``) or connect to an address."""
+    if not isinstance(value, str) or not value.isprintable() or " " in value:
+        return False
+    scheme, _, rest = value.partition("://")
+    if scheme == "ipc":
+        return 0 < len(rest.encode()) < 100
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or (host == "*" and not own):
+        return False
+    return _is_address(rest) or (own and port == "*")
+
+
+def _check_quotas(default: int | None, quotas: tuple[tuple[str, int], ...]) -> None:
+    if default is not None:
+        _at_least("store.tenant_quota_bytes", default, 1, "bytes")
+    pairs = isinstance(quotas, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in quotas)
+    if not pairs:
+        raise InvalidConfig("store.tenant_quotas", quotas, "a tuple of pairs: a tenant's name, and bytes")
+    seen: set[str] = set()
+    for name, nbytes in quotas:
+        if not _is_tenant(name) or name in seen:
+            raise InvalidConfig("store.tenant_quotas", name, f"different names of 1 to {MAX_TENANT} characters")
+        seen.add(name)
+        _at_least(f"store.tenant_quotas[{name!r}]", nbytes, 1, "bytes")
+
+
+def _is_tenant(name: object) -> bool:
+    return isinstance(name, str) and 1 <= len(name) <= MAX_TENANT and name.encode(errors="ignore").decode() == name
+
+
 @dataclass(frozen=True)
 class StoreConfig:
     """The tiered store.
@@ -150,17 +247,21 @@ class StoreConfig:
             from the fastest, and at close).
         write_hits: see above.
         write_retries: how often a failed write to a lower tier is tried again.
-        prefetch_policy: how long a layer-wise load (:meth:`blend.store.TieredStore.load`, which the engine does not use
-            yet) waits for slow tiers before it goes on without the rest: ``best_effort``
-            (not at all), ``wait_complete`` (until all is there) or ``timeout`` (``prefetch_base_ms +
-            prefetch_ms_per_ki_token`` × tokens / 1024).
+        prefetch_policy: how long a request waits for slow tiers before it goes on without the chunks that are not all
+            there: ``best_effort`` (not at all: what has come while it queued), ``wait_complete`` (until all is
+            there; it begins with the first layer, and waits for each further one where it needs it) or
+            ``timeout`` (``prefetch_base_ms + prefetch_ms_per_ki_token`` × tokens / 1024).
         prefetch_base_ms, prefetch_ms_per_ki_token: see above, in milliseconds.
         staging_bytes: budget of objects that wait to be written to lower tiers.
         inflight_bytes: budget of objects that are being loaded from lower tiers.
         high_watermark: share of a tier's budget above which it evicts.
         low_watermark: share of its budget at which it stops.
         lease_seconds: how long a reader may hold an object without renewing; ``None`` means without end.
+        tenant_quota_bytes: most bytes that a tenant (a namespace, to the engine's calls) may hold in the host tier, and
+            again in the disk tier, there in all processes together; ``None`` means no limit but the tier's budget.
+        tenant_quotas: pairs of a tenant's name and its own quota in bytes, instead of that one.
         mooncake: a Mooncake store below the other tiers, shared by several machines; ``None`` leaves it out.
+        residency: tells other nodes what the tiers hold, and listens to what they tell; ``None`` does neither.
     """
 
     host_bytes: int = 1 * GiB
@@ -179,7 +280,10 @@ class StoreConfig:
     high_watermark: float = 0.95
     low_watermark: float = 0.9
     lease_seconds: float | None = None
+    tenant_quota_bytes: int | None = None
+    tenant_quotas: tuple[tuple[str, int], ...] = ()
     mooncake: MooncakeConfig | None = None
+    residency: ResidencyConfig | None = None
 
     def __post_init__(self) -> None:
         _at_least("store.host_bytes", self.host_bytes, 0, "bytes")
@@ -200,6 +304,7 @@ class StoreConfig:
         _within("store.low_watermark", self.low_watermark, 0.01, self.high_watermark)
         if self.lease_seconds is not None:
             _within("store.lease_seconds", self.lease_seconds, 0.001, math.inf)
+        _check_quotas(self.tenant_quota_bytes, self.tenant_quotas)
 
     @property
     def path(self) -> Path:

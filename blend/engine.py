@@ -19,10 +19,11 @@ from blend.model.decoder import Decoder
 from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Detokenizer
 from blend.pipeline import Pipeline, Request, at_first_token
-from blend.recompute import calibration, planner
+from blend.recompute import assemble, calibration, planner
 from blend.scheduler import Background, Turns
-from blend.stats import Counters, EngineStats
-from blend.store import LAYOUT_VERSION, open_store
+from blend.stats import Counters, EngineStats, NamespaceStats, tenant_stats
+from blend.store import LAYOUT_VERSION, Dropped, Stored, open_store
+from blend.store.key import model_of, tenant_of
 from blend.types import (
     Answer,
     Chunk,
@@ -58,6 +59,7 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         self.decoder = Decoder(loaded.model)
         support.check(self.decoder)
+        assemble.prepare(self.decoder.dtype, self.decoder.device)
         self.sink = self._sink()
         self.calibration = calibration.load(self.config.model, loaded.directory)
         text_config = loaded.model.config.get_text_config(decoder=True)
@@ -81,8 +83,10 @@ class Engine:
             self.decoder, self._chunks, self.calibration, self._speed, self._turns, self.config.max_rows
         )
         self._later = Background(self._turns, self._precompute_missed, name="blend-precompute")
-        # When a chunk was forgotten: a request that came before must not have it computed again.
+        # When a chunk was forgotten, or its namespace dropped: a request that came before must not have it computed
+        # again.
         self._forgotten: dict[str, float] = {}
+        self._dropped: dict[str, float] = {}
         self._closed = False
 
     def _sink(self) -> tuple[int, ...]:
@@ -134,18 +138,24 @@ class Engine:
         related: Sequence[Sequence[Chunk]] = [()] * len(wanted) if behind is None else behind
         if len(related) != len(wanted):
             raise InvalidInput("behind", f"{len(related)} entries", f"one for each of the {len(wanted)} chunks")
-        keys = []
+        keys, writes = [], []
         for chunk, others in zip(wanted, related, strict=True):
             with self._turns.turn():
                 key = self._chunks.key(chunk, namespace)
+                self.store.known.learn(namespace)
                 self._forgotten.pop(key, None)
-                self._encode(chunk, namespace, others)
+                writes.append(self._encode(chunk, namespace, others))
                 keys.append(key)
+        for write in writes:  # while one chunk is written to lower tiers, the next ones are computed
+            if write is not None:
+                _finish(write)
         return keys
 
-    def _encode(self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = ()) -> None:
-        if self._chunks.encode(chunk, namespace, behind):
+    def _encode(self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = ()) -> Stored | None:
+        write, computed = self._chunks.encode(chunk, namespace, behind)
+        if computed:
             self._counters.add("precomputed")
+        return write
 
     def content_key(self, chunk: Chunk, *, namespace: str = DEFAULT_NAMESPACE) -> str:
         """Return the key of a chunk: its tokens, the model and the namespace, keyed with the namespace's secret."""
@@ -174,6 +184,40 @@ class Engine:
             self._later.discard(lambda missed: self._chunks.key(*missed) in gone)
             return sum(self._chunks.forget(key) for key in gone)
 
+    def namespaces(self) -> tuple[NamespaceStats, ...]:
+        """Return what every namespace has in each tier, what other models left included; in order of their tags.
+
+        Namespaces that neither the settings nor a call to this engine has named are told by their tags alone.
+        """
+        model = model_of(self._chunks.namespace(DEFAULT_NAMESPACE).tag)
+        return tuple(
+            NamespaceStats(
+                name=self.store.known.name(tenant_of(usage.tag)),
+                tag=usage.tag,
+                current=model_of(usage.tag) == model,
+                tiers=usage.tiers,
+            )
+            for usage in self.store.namespaces()
+        )
+
+    def drop_namespace(self, name: str) -> Dropped:
+        """Remove every chunk of a namespace from every tier, whatever model it was made with.
+
+        A request that is running or waiting does not bring them back; what it holds goes when it ends. What is not
+        known by name can be dropped by its tag: ``engine.store.drop(tag)``.
+
+        Raises:
+            InvalidInput: not a usable name.
+        """
+        self._chunks.namespace(name)
+        with self._turns.turn():
+            self._dropped.pop(name, None)
+            self._dropped[name] = perf_counter()
+            while len(self._dropped) > _FORGOTTEN_LIMIT:
+                del self._dropped[next(iter(self._dropped))]
+            self._later.discard(lambda missed: missed[1] == name)
+        return self.store.drop(self.store.known.learn(name))  # requests need not wait for that
+
     def _precompute_missed(self, missed: tuple[Chunk, str]) -> None:
         self._encode(*missed)
 
@@ -184,7 +228,8 @@ class Engine:
         chunks = [s for s in request.prompt.segments if isinstance(s, Chunk)]
         for chunk, seen in zip(chunks, report.chunks, strict=True):
             lacking = seen.outcome in ("miss", "failed")
-            if lacking and self._forgotten.get(seen.key, -inf) < request.arrived:
+            unwanted = max(self._forgotten.get(seen.key, -inf), self._dropped.get(request.namespace, -inf))
+            if lacking and unwanted < request.arrived:
                 self._later.submit((chunk, request.namespace))
 
     # --------------------------------------------------------------- answers
@@ -346,6 +391,7 @@ class Engine:
             raise InvalidInput("reserve", reserve, "an integer of 0 or more")
         planner.decide(plan, self.calibration)
         self._chunks.namespace(namespace)
+        self.store.known.learn(namespace)
         capacity = len(prompt) + reserve
         if capacity > self.decoder.max_positions:
             raise PromptTooLong(capacity, self.decoder.max_positions, "prompt with room for its answer")
@@ -376,6 +422,7 @@ class Engine:
             counters=self._counters.snapshot(),
             background={"done": self._later.done, "failed": self._later.failed, "dropped": self._later.dropped},
             tiers=self.store.tier_stats(),
+            tenants=tenant_stats(self.store.tiers, self.store.known.name),
         )
 
     def wait_idle(self, timeout: float | None = None) -> bool:
@@ -398,3 +445,10 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _finish(write: Stored) -> None:
+    """Wait for the end of a write; raise what failed if no tier has the object."""
+    fault = write.durable.exception()
+    if fault is not None and write.readable.exception() is not None:
+        raise fault

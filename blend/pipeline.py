@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
 
-from blend.chunks import ChunkCache, Loaded, Which
+from blend.chunks import ChunkCache, Which
+from blend.filling import ChunkLost, Loaded, Lost
 from blend.model.decoder import Decoder, Rows
 from blend.recompute import passes, planner, prefill
 from blend.recompute.calibration import Calibration
@@ -16,7 +18,10 @@ from blend.recompute.canvas import Canvas
 from blend.recompute.select import Blend, selector
 from blend.reporting import build_report
 from blend.scheduler import Turns
+from blend.store import ObjectKey
 from blend.types import Chunk, Comparison, Plan, Prompt, Report
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,27 +74,47 @@ class Pipeline:
         self._max_rows = max_rows
 
     def prefill(self, request: Request, positions: bool) -> State:
-        """Plan, load, select, recompute: from the prompt to the logits of its last position."""
-        with self._turns.turn() as queue_ms:
-            prompt, layers = request.prompt, self.decoder.layers
-            decision = planner.decide(request.plan, self._calibration)
-            canvas = self.decoder.new_canvas(request.capacity)
-            token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
-            which = _which(decision.method)
-            loaded = self._chunks.load(prompt, canvas, request.namespace, request.plan.variant, which)
-            blend = self._describe(prompt, canvas, token_ids, loaded)
-            chooser = selector(decision.method)
-            probe = 0 if chooser is None else chooser.probe_cost(blend)
-            mandatory = len(prompt) - blend.cached
-            decision = planner.settle(
-                decision, cached=blend.cached, probe=probe, rows=mandatory, tokens=len(prompt), layers=layers
-            )
-            if decision.method == "full":
-                loaded, chooser = loaded.unused(), None
+        """Plan, load, select, recompute: from the prompt to the logits of its last position.
+
+        When a chunk is lost while the request is being computed from it, the request is planned again without that
+        chunk; when another is, it runs at full prefill.
+        """
+        lost: dict[ObjectKey, str] = {}
+        decision = planner.decide(request.plan, self._calibration)
+        while True:
+            try:
+                return self._attempt(request, decision, positions, lost)
+            except ChunkLost as error:
+                _log.warning("planning again: %s", error)
+                if lost:
+                    decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
+                lost[error.wanted] = error.reason
+
+    def _attempt(self, request: Request, decision: planner.Decision, positions: bool, lost: Lost) -> State:
+        prompt, layers = request.prompt, self.decoder.layers
+        which = _which(decision.method)
+        with self._chunks.find(prompt, request.namespace, request.plan.variant, which, lost) as filling:
+            filling.wait()
+            with self._turns.turn() as queue_ms:
+                canvas = self.decoder.new_canvas(request.capacity)
+                token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
+                loaded = filling.settle()
                 blend = self._describe(prompt, canvas, token_ids, loaded)
-            budget = decision.budget(layers, blend.cached)
-            outcome = prefill.blended(blend, chooser, budget)
-            self._speed.saw(self._speed.flops(outcome.rows.tolist()), outcome.recompute_ms)
+                chooser = selector(decision.method)
+                probe = 0 if chooser is None else chooser.probe_cost(blend)
+                mandatory = len(prompt) - blend.cached
+                decision = planner.settle(
+                    decision, cached=blend.cached, probe=probe, rows=mandatory, tokens=len(prompt), layers=layers
+                )
+                if decision.method == "full":
+                    loaded, chooser = loaded.unused(), None
+                    blend = self._describe(prompt, canvas, token_ids, loaded)
+                    filling.close()
+                else:
+                    filling.onto(canvas)
+                budget = decision.budget(layers, blend.cached)
+                outcome = prefill.blended(blend, chooser, budget)
+                self._speed.saw(self._speed.flops(outcome.rows.tolist()), outcome.recompute_ms)
         report = build_report(
             decision,
             loaded,
@@ -100,6 +125,7 @@ class Pipeline:
             full_estimate_ms=self._speed.full_ms(len(prompt)),
             calibrated=self._calibration is not None,
             positions=positions,
+            lost=lost,
         )
         return State(request, canvas, token_ids, outcome.logits, report)
 

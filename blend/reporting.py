@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blend.chunks import Loaded
+from blend.filling import Loaded, Lost
 from blend.recompute.budget import Budget
 from blend.recompute.planner import Decision
 from blend.recompute.prefill import Outcome
@@ -21,6 +21,7 @@ def build_report(
     full_estimate_ms: float,
     calibrated: bool,
     positions: bool,
+    lost: Lost,
 ) -> Report:
     """Return the report of a prefill, its TTFT still to be set.
 
@@ -49,13 +50,15 @@ def build_report(
             recompute=outcome.recompute_ms,
         ),
         full_estimate_ms=full_estimate_ms,
-        warnings=_warnings(decision, blend, budget, outcome, calibrated),
+        warnings=_warnings(decision, blend, budget, outcome, calibrated, lost),
         recomputed_positions=tuple(outcome.rows.tolist()) if positions else None,
     )
 
 
-def _warnings(decision: Decision, blend: Blend, budget: Budget, outcome: Outcome, calibrated: bool) -> tuple[str, ...]:
-    found = []
+def _warnings(
+    decision: Decision, blend: Blend, budget: Budget, outcome: Outcome, calibrated: bool, lost: Lost
+) -> tuple[str, ...]:
+    found = [f"planned again: {wanted} was lost while it was loaded: {why}" for wanted, why in lost.items()]
     if decision.method not in PLAIN_METHODS:
         if not calibrated:
             found.append("this model has no calibration: its loss against full prefill is unknown")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from blend.store import TierStats
+from blend.store import Tier, TierStats, Usage
 from blend.types import Report
 
 
@@ -45,8 +46,37 @@ class Counters:
 
 
 @dataclass(frozen=True)
+class TenantStats:
+    """What one tenant holds in one tier, and may hold (``None`` where only the tier's budget counts), in bytes.
+
+    ``name`` is what calls take as ``namespace``, or ``None`` for one that this process has not met; ``tag`` is the
+    part of its keys that stands for it.
+    """
+
+    name: str | None
+    tag: str
+    tier: str
+    used_bytes: int
+    quota_bytes: int | None
+
+
+@dataclass(frozen=True)
+class NamespaceStats:
+    """What one tenant's chunks for one model take up.
+
+    ``name`` is as for :class:`TenantStats`; ``tag`` is of tenant and model. ``current`` tells whether it is this
+    engine's model: what is not is never read by it. ``tiers`` has objects and bytes by the tier's name.
+    """
+
+    name: str | None
+    tag: str
+    current: bool
+    tiers: Mapping[str, Usage]
+
+
+@dataclass(frozen=True)
 class EngineStats:
-    """The model's identity and shape, counters since start, and every tier's state."""
+    """The model's identity and shape, counters since start, and the state of every tier and of the tenants in it."""
 
     model: str
     model_fingerprint: str
@@ -60,7 +90,17 @@ class EngineStats:
     counters: dict[str, Any]
     background: dict[str, int]
     tiers: tuple[TierStats, ...]
+    tenants: tuple[TenantStats, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as plain dicts, lists, strings and numbers."""
         return asdict(self)
+
+
+def tenant_stats(tiers: Iterable[Tier], name_of: Callable[[str], str | None]) -> tuple[TenantStats, ...]:
+    """Return what every tenant holds in every tier; ``name_of`` knows some by their tags."""
+    return tuple(
+        TenantStats(name_of(usage.tenant), usage.tenant, tier.name, usage.used_bytes, usage.quota_bytes)
+        for tier in tiers
+        for usage in tier.tenants()
+    )

@@ -25,7 +25,15 @@ FORBIDDEN = {
     "rag": ("blend.store", "blend.recompute", "blend.engine", "blend.eval"),
     "": ("blend_server",),
 }
-ONLY_IN = {"vllm": "connector/vllm/", "mooncake": "store/mooncake.py", "pickle": "", "dill": "", "cloudpickle": ""}
+ONLY_IN = {
+    "vllm": "connector/vllm/",
+    "mooncake": "store/mooncake.py",
+    "triton": "recompute/kernels/",
+    "numba": "recompute/kernels/cpu.py",
+    "pickle": "",
+    "dill": "",
+    "cloudpickle": "",
+}
 
 
 def _text_files() -> Iterator[tuple[str, str]]:

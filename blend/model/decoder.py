@@ -210,6 +210,7 @@ class _Pass:
         start = 0
         for index, rows in enumerate(self.batch):
             stop = start + len(rows)
+            rows.canvas.need(layer)
             fresh = query[0, :, start:stop], key[0, :, start:stop], value[0, :, start:stop]
             if rows.observer is not None:
                 rows.observer.before_write(layer, rows, *fresh, attention)

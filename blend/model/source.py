@@ -36,6 +36,7 @@ from blend.errors import (
 from blend.model import embedded
 from blend.model.embedded import Progress, quiet_loading
 from blend.model.tokenizer import Tokenizer
+from blend.model.wide import computes_in, widen
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
@@ -116,6 +117,7 @@ def load(
         module.to(where)
     except torch.OutOfMemoryError as error:
         raise ResourceExhausted(f"model {name!r} does not fit into the memory of {where}") from error
+    widen(module, kind, where)
     return LoadedModel(model, tokenizer, directory, name)
 
 
@@ -136,26 +138,16 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """The torch type called ``name``; ``auto`` is bfloat16 where the device computes in it, else float32.
 
-    A CPU without such instructions runs bfloat16 by conversion, several times slower than float32.
+    A CPU without such instructions gains nothing from bfloat16 but room.
 
     Raises:
         InvalidConfig: another name.
     """
     if name == "auto":
-        return torch.bfloat16 if _computes_in_bfloat16(device) else torch.float32
+        return torch.bfloat16 if computes_in(torch.bfloat16, device) else torch.float32
     if name not in _DTYPES:
         raise InvalidConfig("dtype", name, f"auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
-
-
-def _computes_in_bfloat16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    facts = torch.cpu.get_capabilities()
-    if facts["architecture"] == "x86_64":
-        # oneDNN's own test is true of every CPU with AVX-512, with bfloat16 instructions or without.
-        return bool(facts.get("avx512_bf16") or facts.get("amx_bf16"))
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _read_weights(name: str, directory: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -3,6 +3,10 @@
 The heads that share a KV head are folded into the rows, ``[KVH, G*R, D]`` against ``[KVH, N, D]``, so that K and V
 are never repeated. Rows go in blocks; a block's keys end at its last row's position and begin where its first
 row's window does, so scattered rows cost little more than what they see.
+
+In float32 on a CPU, where arithmetic is what costs, a block reads the keys that all of its rows see without a mask, and
+the few behind them in smaller blocks under one; both are put together by their log-sum-exps. Where 16-bit matrix units
+make arithmetic cheap, the second pass would cost more than the masks.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ from blend.errors import InvalidInput
 
 BLOCK_ROWS = 192
 """Rows of one block: torch's CPU kernel takes its larger tiles from 192 on; more rows would see more keys in vain."""
+
+MERGED_ROWS, MASKED_ROWS = 256, 64
+"""Rows of a block whose two parts are merged, and of the blocks that its masked part goes in."""
 
 KEPT_BYTES = 64 * 2**20
 """Masks up to this size in all are kept from layer to layer: making them anew costs an eighth of attention."""
@@ -29,7 +36,7 @@ class Reach:
         visible: ``[N]`` bool, the keys that may be read besides a row's own; ``None``: all.
     """
 
-    __slots__ = ("_kept", "blocks", "causal", "positions", "visible", "window")
+    __slots__ = ("_kept", "at", "blocks", "causal", "positions", "visible", "window")
 
     def __init__(self, positions: Tensor, window: int | None = None, visible: Tensor | None = None) -> None:
         if positions.ndim != 1 or not len(positions):
@@ -37,6 +44,7 @@ class Reach:
         if window is not None and window < 1:
             raise InvalidInput("window", window, "1 or more, or none")
         at: list[int] = positions.tolist()
+        self.at = at
         if window is not None and window > at[-1]:
             window = None  # reaches back to the first key from every row
         self.positions = positions
@@ -49,24 +57,37 @@ class Reach:
             stop = min(start + BLOCK_ROWS, len(at))
             low = 0 if window is None else max(0, at[start] - window + 1)
             self.blocks.append((start, stop, low, at[stop - 1] + 1))
-        self._kept: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        self._kept: dict[tuple[int, int, int, int, torch.dtype], Tensor] = {}
 
     def bias(self, block: int, group: int, dtype: torch.dtype) -> Tensor | None:
         """What is added to scores: ``[group * rows, keys]``, 0 where a row reads a key and else minus infinity.
 
         The block's rows once for each of the ``group`` heads of a KV head; ``None`` where every row reads every key.
         """
-        if (block, group, dtype) in self._kept:
-            return self._kept[block, group, dtype]
-        mask = self.mask(*self.blocks[block])
+        return self._bias(*self.blocks[block], group, dtype)
+
+    def merged_bias(self, start: int, stop: int, low: int, group: int) -> Tensor | None:
+        """:meth:`bias` in float32 for the rows from ``start`` to ``stop``, over keys from ``low`` to the last one's."""
+        return self._bias(start, stop, low, self.at[stop - 1] + 1, group, torch.float32)
+
+    def _bias(self, start: int, stop: int, low: int, high: int, group: int, dtype: torch.dtype) -> Tensor | None:
+        name = start, stop, low, group, dtype
+        if name in self._kept:
+            return self._kept[name]
+        mask = self.mask(start, stop, low, high)
         if mask is None:
             return None
         bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
         bias = bias.repeat(group, 1)
         size = sum((stop - start) * (high - low) for start, stop, low, high in self.blocks)
         if size * group * dtype.itemsize <= KEPT_BYTES:
-            self._kept[block, group, dtype] = bias
+            self._kept[name] = bias
         return bias
+
+    def merges(self, query: Tensor) -> bool:
+        """Whether these rows' attention is made of a part without masks and one with them."""
+        plain = self.window is None and self.visible is None and not self.causal
+        return plain and len(self.at) > 1 and query.dtype == torch.float32 and query.device.type == "cpu"
 
     def mask(self, start: int, stop: int, low: int, high: int) -> Tensor | None:
         """``[stop - start, high - low]`` bool, True where a row reads a key; ``None`` where all do."""
@@ -124,6 +145,8 @@ def attend_within(
         return scaled_dot_product_attention(
             query[None], key[None, :, :rows], value[None, :, :rows], is_causal=True, scale=scale, enable_gqa=True
         )[0]
+    if softcap is None and reach.merges(query):
+        return _merged(query, key, value, reach, scale)
     out = query.new_empty(rows, heads, dims).transpose(0, 1)
     group = heads // kv_heads
     precision = query.dtype if softcap is None else torch.float32
@@ -145,3 +168,41 @@ def _block(
     if bias is not None:
         scores += bias
     return torch.matmul(scores.softmax(-1), value.float()).to(query.dtype)
+
+
+def _merged(query: Tensor, key: Tensor, value: Tensor, reach: Reach, scale: float) -> Tensor:
+    """Attention of rows without windows or hidden keys: what all rows of a block see, merged with what only some do."""
+    heads, rows, dims = query.shape
+    kv_heads = key.shape[0]
+    group = heads // kv_heads
+    out = query.new_empty(rows, heads, dims).transpose(0, 1)
+    for first in range(0, rows, MERGED_ROWS):
+        end = min(first + MERGED_ROWS, rows)
+        shared = reach.at[first]  # every row of the block sees the keys below its first row's position
+        before, before_lse = _with_lse(query[:, first:end], key[:, :shared], value[:, :shared], None, scale)
+        for start in range(first, end, MASKED_ROWS):
+            stop = min(start + MASKED_ROWS, end)
+            seen = slice(shared, reach.at[stop - 1] + 1)
+            bias = reach.merged_bias(start, stop, shared, group)
+            part, lse = _with_lse(query[:, start:stop], key[:, seen], value[:, seen], bias, scale)
+            if shared:
+                rows_of_block = slice(start - first, stop - first)
+                share = torch.sigmoid(before_lse[:, rows_of_block] - lse)
+                part = torch.lerp(part, before[:, rows_of_block], share[..., None])
+            out[:, start:stop] = part
+    return out
+
+
+def _with_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention ``[H, R, D]`` over ``[KVH, N, D]`` and the logarithm ``[H, R]`` of each row's sum of exponentials.
+
+    No keys give zeros and minus infinity.
+    """
+    heads, rows, dims = query.shape
+    if not key.shape[1]:
+        return query.new_zeros(query.shape), query.new_full((heads, rows), float("-inf"))
+    folded = query.reshape(1, key.shape[0], -1, dims)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        folded, key[None], value[None], attn_mask=None if bias is None else bias[None, None], scale=scale
+    )
+    return out.reshape(heads, rows, dims), lse.reshape(heads, rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -17,12 +19,17 @@ class Canvas:
     ``k`` and ``v`` are ``[L, KVH, N, D]`` and start as zeros, so that a position which nobody has written yet
     is finite under any mask. Keys are stored as the model hands them to attention, that is rotated.
 
+    A canvas can be filled while it is used: see :meth:`fill_by`.
+
     Args:
         layers, kv_heads, length, head_dim: L, KVH, N and D, each 1 or more; else :class:`InvalidInput`.
         dtype, device: of both tensors.
+
+    Attributes:
+        fill_ms: milliseconds that filling has taken so far, waiting included.
     """
 
-    __slots__ = ("k", "v")
+    __slots__ = ("_fill", "_filled", "fill_ms", "k", "v")
 
     k: Tensor
     v: Tensor
@@ -38,6 +45,28 @@ class Canvas:
             shape = (layers, kv_heads, length, head_dim)
             self.k = _zeros(shape, dtype, device)
             self.v = _zeros(shape, dtype, device)
+        self.fill_ms = 0.0
+        self._fill: Callable[[int], None] | None = None
+        self._filled = 0
+
+    def fill_by(self, fill: Callable[[int], None]) -> None:
+        """Have ``fill(layer)`` called for each layer once, in order, before that layer is first read or written."""
+        self._fill = fill
+        self._filled = 0
+
+    def need(self, layer: int) -> None:
+        """Fill the layers up to and including ``layer`` that are not filled yet. What filling raises is passed on."""
+        if self._fill is None:
+            return
+        begin = perf_counter()
+        try:
+            while self._filled <= layer:
+                self._fill(self._filled)
+                self._filled += 1
+            if self._filled == self.layers:
+                self._fill = None
+        finally:
+            self.fill_ms += (perf_counter() - begin) * 1e3
 
     @property
     def layers(self) -> int:

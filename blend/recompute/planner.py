@@ -66,15 +66,18 @@ def settle(decision: Decision, *, cached: int, probe: int, rows: int, tokens: in
     if not decision.automatic or decision.method in PLAIN_METHODS:
         return decision
     if cached == 0:
-        return replace(decision, method="full", ratio=1.0, max_charged=None, reason="no chunk was in the store")
+        return give_up(decision, "no chunk was in the store")
     budget = decision.budget(layers, cached)
     if budget.rows(probe) == 0:
-        why = f"choosing alone would use up the cap of {decision.max_charged:g}"
-        return replace(decision, method="full", ratio=1.0, max_charged=None, reason=why)
+        return give_up(decision, f"choosing alone would use up the cap of {decision.max_charged:g}")
     if rows + budget.rows(probe) + probe / layers >= _WORTH_IT * tokens:
-        why = "blending would save less than a tenth of the work"
-        return replace(decision, method="full", ratio=1.0, max_charged=None, reason=why)
+        return give_up(decision, "blending would save less than a tenth of the work")
     return decision
+
+
+def give_up(decision: Decision, reason: str) -> Decision:
+    """Return the decision to run full prefill after all."""
+    return replace(decision, method="full", ratio=1.0, max_charged=None, reason=reason)
 
 
 class PrefillSpeed:

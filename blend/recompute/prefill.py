@@ -14,7 +14,11 @@ from blend.recompute.select.base import Blend, Selection, Selector
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """``logits`` ``[V]`` float32 of the last position, the selection, and both times in milliseconds."""
+    """What came of a prefill.
+
+    ``logits`` ``[V]`` float32 of the last position, the selection, the final pass's rows ``[R]``, and the
+    milliseconds of both passes, without what filling the canvas took meanwhile.
+    """
 
     logits: torch.Tensor
     selection: Selection
@@ -28,16 +32,29 @@ def blended(blend: Blend, selector: Selector | None, budget: Budget) -> Outcome:
 
     ``selector=None`` selects nothing. Rows that the selector's probe left final are not run again.
     """
-    start = perf_counter()
+    clock = _Clock(blend)
     none = Selection(torch.zeros(0, dtype=torch.int64, device=blend.token_ids.device))
     selection = none if selector is None else selector.select(blend, budget)
-    passes.synchronize(blend.decoder.device)
-    selected = perf_counter()
+    select_ms = clock.lap()
     wanted = blend.text | blend.missing
     wanted[selection.positions] = True
     wanted[: selection.exact_until] = False
     rows = wanted.nonzero().squeeze(1)
     logits = passes.unstopped(passes.run(blend.decoder, blend.canvas, blend.token_ids, rows, blend.max_rows))
-    passes.synchronize(blend.decoder.device)
-    done = perf_counter()
-    return Outcome(logits, selection, rows, (selected - start) * 1e3, (done - selected) * 1e3)
+    return Outcome(logits, selection, rows, select_ms, clock.lap())
+
+
+class _Clock:
+    """Milliseconds from lap to lap, without what filling the canvas took."""
+
+    def __init__(self, blend: Blend) -> None:
+        self._blend = blend
+        self._last = self._now()
+
+    def _now(self) -> float:
+        passes.synchronize(self._blend.decoder.device)
+        return perf_counter() * 1e3 - self._blend.canvas.fill_ms
+
+    def lap(self) -> float:
+        before, self._last = self._last, self._now()
+        return self._last - before

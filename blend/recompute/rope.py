@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -46,28 +48,21 @@ class Rotation:
         """The number of dimensions that turn, from 0 on: 2P."""
         return 2 * len(self.inverse_frequencies)
 
+    def by(self, shift: int) -> Turn:
+        """Return the turn by ``shift`` positions, negative ones included."""
+        # The angle itself in float64: float32 would lose 1e-3 radians at a shift of 16K.
+        angle = self.inverse_frequencies.double() * shift
+        return Turn(self, angle.cos().float(), angle.sin().float())
+
     def rotate(self, keys: Tensor, shift: int) -> Tensor:
         """``keys`` ``[..., T, D]`` as if computed ``shift`` positions later (earlier, if negative).
 
         Computed in float32 and cast once to the dtype of ``keys``. A new tensor; for shift 0, ``keys`` itself.
         """
-        if keys.shape[-1] < self.dims:
-            raise InvalidInput("keys", tuple(keys.shape), f"a last dimension of {self.dims} or more")
         if shift == 0:
             return keys
-        # The angle itself in float64: float32 would lose 1e-3 radians at a shift of 16K.
-        angle = self.inverse_frequencies.to(keys.device, torch.float64) * shift
-        cos, sin = angle.cos().float(), angle.sin().float()
         turned = torch.empty_like(keys, memory_format=torch.contiguous_format)
-        turned[..., self.dims :] = keys[..., self.dims :]
-        (x, y), (out_x, out_y) = self._pairs(keys), self._pairs(turned)
-        x, y = x.float(), y.float()
-        if keys.dtype == torch.float32:
-            torch.mul(x, cos, out=out_x).addcmul_(y, sin, value=-1)
-            torch.mul(y, cos, out=out_y).addcmul_(x, sin)
-        else:
-            out_x.copy_((x * cos).addcmul_(y, sin, value=-1))
-            out_y.copy_((y * cos).addcmul_(x, sin))
+        self.by(shift).into(keys, turned)
         return turned
 
     def same_turn(self, other: Rotation) -> bool:
@@ -77,8 +72,59 @@ class Rotation:
     def __repr__(self) -> str:
         return f"Rotation(dims={self.dims}, pairing={self.pairing})"
 
-    def _pairs(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Both members of every pair, ``[..., P]`` each, as views."""
+    def pairs(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Both members of every pair of ``keys`` ``[..., D]``, ``[..., P]`` each, as views."""
         if self.pairing == "interleaved":
             return keys[..., 0 : self.dims : 2], keys[..., 1 : self.dims : 2]
         return keys[..., : self.dims // 2], keys[..., self.dims // 2 : self.dims]
+
+
+class Turn:
+    """One shift of one rotary group, its angles worked out.
+
+    Args:
+        rotation: how keys turn.
+        cos, sin: ``[P]`` float32, of the angle of each pair.
+
+    Attributes:
+        table: ``[2, P]`` float32, both of them in host memory.
+    """
+
+    __slots__ = ("_cos", "_rotation", "_sin", "table")
+
+    table: npt.NDArray[np.float32]
+
+    def __init__(self, rotation: Rotation, cos: Tensor, sin: Tensor) -> None:
+        self._rotation = rotation
+        self._cos = cos
+        self._sin = sin
+        self.table = torch.stack((cos, sin)).cpu().numpy()
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether pairs are 2i with 2i + 1, and not i with i + P."""
+        return self._rotation.pairing == "interleaved"
+
+    def into(self, keys: Tensor, out: Tensor) -> None:
+        """Write ``keys`` ``[..., T, D]``, turned, to ``out`` of the same shape and dtype; the two must not overlap.
+
+        Computed in float32 and cast once. Dimensions that do not turn are copied.
+
+        Raises:
+            InvalidInput: fewer dimensions than turn.
+        """
+        dims = self._rotation.dims
+        if keys.shape[-1] < dims:
+            raise InvalidInput("keys", tuple(keys.shape), f"a last dimension of {dims} or more")
+        if self._cos.device != keys.device:
+            self._cos, self._sin = self._cos.to(keys.device), self._sin.to(keys.device)
+        if dims < keys.shape[-1]:
+            out[..., dims:].copy_(keys[..., dims:])
+        (x, y), (out_x, out_y) = self._rotation.pairs(keys), self._rotation.pairs(out)
+        x, y = x.float(), y.float()
+        if keys.dtype == torch.float32:
+            torch.mul(x, self._cos, out=out_x).addcmul_(y, self._sin, value=-1)
+            torch.mul(y, self._cos, out=out_y).addcmul_(x, self._sin)
+        else:
+            out_x.copy_((x * self._cos).addcmul_(y, self._sin, value=-1))
+            out_y.copy_((y * self._cos).addcmul_(x, self._sin))

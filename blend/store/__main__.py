@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from blend.errors import BlendError, InvalidInput, NotFound, StoreError
 from blend.store.base import Tier
 from blend.store.key import Namespace, ObjectKey, content_key
 from blend.store.layout import Header, new_generation
+from blend.store.show import Bars, print_found, print_json, print_table
 from blend.store.target import Target
+from blend.store.tenants import Quotas, TenantUsage
+from blend.store.tiered import TieredStore
 
 _EXAMPLES = """\
 examples:
   blend-store ls ~/.cache/blend/store --limit 20
   blend-store stat ~/.cache/blend/server --json
   blend-store verify mooncake://127.0.0.1:50051
+  blend-store namespaces ~/.cache/blend/store
+  blend-store drop ~/.cache/blend/store acme --yes
   blend-store gc ~/.cache/blend/store --to 8GiB
   blend-store bench mooncake://10.0.0.7:50051 --health 10.0.0.7:9003 --shape 7b
 
 TARGET is a data directory of the store or of a server, or mooncake://host:port with the master's address.
-Exit status: 0 all is well, 1 the store cannot be used or objects are corrupt, 2 wrong arguments, 130 interrupted.
+NAMESPACE is a tag: 12 hex digits of a tenant, or 18 of a tenant and a model. Where a directory keeps its secret, it may
+be a tenant's name, unless that looks like a tag.
+Exit status: 0 all is well, 1 the store cannot be used, or objects are corrupt or cannot be removed, 2 wrong arguments,
+130 interrupted.
 """
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", re.IGNORECASE)
 SHAPES = {"smollm2": (30, 3, 64), "7b": (32, 8, 128)}
 """Layers, KV heads and head size of objects to measure with; of 256 tokens they have 5.6 and 32 MiB in 16 bits."""
-
-T = TypeVar("T")
-Track = Callable[[Sequence[T], str], Iterable[T]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,9 +94,14 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     ls = command("ls", _ls, "list the objects: key, bytes, tokens, shape")
+    ls.add_argument("--namespace", metavar="NAMESPACE", help="list the objects of this one (default: of all)")
     ls.add_argument("--limit", type=_count, help="list no more than this (default: all)")
     ls.add_argument("--keys-only", action="store_true", help="read no headers: keys alone, much faster")
     command("stat", _stat, "count objects and bytes")
+    command("namespaces", _namespaces, "list the namespaces: tag of tenant and model, objects, bytes")
+    drop = command("drop", _drop, "remove every object of a namespace")
+    drop.add_argument("namespace", metavar="NAMESPACE", help="a tag, or a tenant's name")
+    drop.add_argument("--yes", action="store_true", help="do it; without this it is only said what would go")
     command("verify", _verify, "read every object and check every byte; what is corrupt is set aside, or removed")
     gc = command("gc", _gc, "remove what dead writers left and what was set aside; in Mooncake, what is corrupt")
     gc.add_argument(
@@ -110,19 +116,27 @@ def _parser() -> argparse.ArgumentParser:
 
 def _ls(target: Target, arguments: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
-    with target.tier() as tier, _Progress(arguments) as track:
-        for key in track(target.keys(tier)[: arguments.limit], "reading headers"):
+    with target.tier() as tier, Bars(arguments.json) as track:
+        for key in track(_listed(target, tier, arguments)[: arguments.limit], "reading headers"):
             row = {"key": str(key)} if arguments.keys_only else _row(tier, key)
             if row is not None:
                 rows.append(row)
     if arguments.json:
-        _print_json({"target": target.name, "objects": rows})
+        print_json({"target": target.name, "objects": rows})
         return 0
     columns = ["key"] if arguments.keys_only else ["key", "bytes", "tokens", "layers", "dtype", "problem"]
-    _print_table(
+    print_table(
         f"{len(rows)} objects in {target.name}", columns, [[row.get(name, "") for name in columns] for row in rows]
     )
     return 0
+
+
+def _listed(target: Target, tier: Tier, arguments: argparse.Namespace) -> list[ObjectKey]:
+    keys = target.keys(tier)
+    if arguments.namespace is None:
+        return keys
+    tag = target.tag(arguments.namespace)
+    return [key for key in keys if key.within(tag)]
 
 
 def _row(tier: Tier, key: ObjectKey) -> dict[str, Any] | None:
@@ -144,35 +158,76 @@ def _row(tier: Tier, key: ObjectKey) -> dict[str, Any] | None:
             "dtype": header.dtype,
             "position": header.position,
             "neighbours": len(header.neighbours),
-            "namespace": header.namespace.hex()[:16],
+            "namespace": key.namespace,
         }
 
 
 def _stat(target: Target, arguments: argparse.Namespace) -> int:
     with target.tier() as tier:
-        keys = target.keys(tier)
+        keys, quotas = target.keys(tier), target.quotas()
         found = {
             "target": target.name,
             "objects": len(keys),
             "conditioned": sum(key.conditioned for key in keys),
             **target.usage(tier),
+            "tenants": {usage.tenant: _of_tenant(usage, quotas) for usage in tier.tenants()},
         }
-    _print(found, arguments)
+    print_found(found, arguments.json)
     return 0
+
+
+def _of_tenant(usage: TenantUsage, quotas: Quotas) -> dict[str, int | None]:
+    return {"used_bytes": usage.used_bytes, "quota_bytes": quotas.limit(usage.tenant)}
+
+
+def _namespaces(target: Target, arguments: argparse.Namespace) -> int:
+    with target.tier() as tier, TieredStore([tier]) as store:
+        rows = [
+            {"namespace": found.tag, "objects": usage.objects, "bytes": usage.nbytes}
+            for found in store.namespaces()
+            for usage in found.tiers.values()
+        ]
+    if arguments.json:
+        print_json({"target": target.name, "namespaces": rows})
+        return 0
+    table = [[row["namespace"], f"{row['objects']:,}", f"{row['bytes']:,}"] for row in rows]
+    print_table(f"{len(rows)} namespaces in {target.name}", ["namespace", "objects", "bytes"], table)
+    return 0
+
+
+def _drop(target: Target, arguments: argparse.Namespace) -> int:
+    tag = target.tag(arguments.namespace)
+    with target.tier() as tier, Bars(arguments.json) as track, TieredStore([tier]) as store:
+        if not arguments.yes:
+            sizes = [nbytes for key, nbytes in tier.sizes() if key.within(tag)]
+            found = {"target": target.name, "namespace": tag, "would_remove": len(sizes), "bytes": sum(sizes)}
+            print_found(found, arguments.json)
+            sys.stderr.write("blend-store: nothing was removed; give --yes to remove these objects\n")
+            return 2
+        dropped = store.drop(tag, lambda keys: track(keys, "dropping"))
+    found = {
+        "target": target.name,
+        "namespace": tag,
+        "removed": dropped.objects,
+        "freed_bytes": dropped.tiers[tier.name].nbytes - dropped.lingering_bytes,
+        "problems": dict(dropped.left),
+    }
+    print_found(found, arguments.json)
+    return 1 if dropped.left else 0
 
 
 def _verify(target: Target, arguments: argparse.Namespace) -> int:
     """Read everything. The tiers themselves set aside or remove what fails."""
     with target.tier() as tier:
         found = _check_all(target, tier, arguments)
-    _print(found, arguments)
+    print_found(found, arguments.json)
     return 1 if found["problems"] else 0
 
 
 def _check_all(target: Target, tier: Tier, arguments: argparse.Namespace) -> dict[str, Any]:
     problems: dict[str, str] = {}
     objects = nbytes = 0
-    with _Progress(arguments) as track:
+    with Bars(arguments.json) as track:
         for key in track(target.keys(tier), "verifying"):
             try:
                 lease = tier.get(key)
@@ -193,7 +248,7 @@ def _gc(target: Target, arguments: argparse.Namespace) -> int:
             raise InvalidInput("--to", arguments.to, "a directory as target: Mooncake evicts by itself")
         with target.tier() as tier:
             found = _check_all(target, tier, arguments)
-        _print({"target": target.name, "removed": len(found["problems"]), "kept": found["whole"]}, arguments)
+        print_found({"target": target.name, "removed": len(found["problems"]), "kept": found["whole"]}, arguments.json)
         return 0
     with target.tier() as tier:
         before, aside = tier.stats(), target.quarantined_bytes()
@@ -208,7 +263,7 @@ def _gc(target: Target, arguments: argparse.Namespace) -> int:
         "freed_bytes": before.used_bytes - after.used_bytes,
         "used_bytes": after.used_bytes,
     }
-    _print(found, arguments)
+    print_found(found, arguments.json)
     return 0
 
 
@@ -225,7 +280,7 @@ def _bench(target: Target, arguments: argparse.Namespace) -> int:
         header = Header(key, namespace.digest, ids, layers, kv_heads, head_dim, "float16", new_generation())
         headers.append(header.sealed(payload))
     times: dict[str, list[float]] = {"put": [], "get": [], "remove": []}
-    with target.tier() as tier, _Progress(arguments) as track:
+    with target.tier() as tier, Bars(arguments.json) as track:
         try:
             for header in track(headers, "put"):
                 times["put"].append(_timed(partial(tier.put, header, payload)))
@@ -240,7 +295,7 @@ def _bench(target: Target, arguments: argparse.Namespace) -> int:
         if name != "remove":
             found[f"{name}_gb_per_s"] = round(nbytes * len(taken) / sum(taken) / 1e9, 3)
         found[f"{name}_median_ms"] = round(median(taken) * 1e3, 3)
-    _print(found, arguments)
+    print_found(found, arguments.json)
     return 0
 
 
@@ -256,48 +311,6 @@ def _read(tier: Tier, key: ObjectKey) -> None:
         raise NotFound("object", f"{key}, which has just been put")
     with lease:
         lease.payload()
-
-
-class _Progress:
-    """Progress bars on stderr, where somebody looks at it."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._progress = Progress(
-            console=Console(stderr=True), disable=arguments.json or not sys.stderr.isatty(), transient=True
-        )
-
-    def __enter__(self) -> Track[Any]:
-        self._progress.start()
-        return lambda items, text: self._progress.track(items, total=len(items), description=text)
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-
-def _print(found: dict[str, Any], arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        _print_json(found)
-        return
-    rows = [
-        [name.replace("_", " "), f"{value:,}" if isinstance(value, int) else value] for name, value in found.items()
-    ]
-    problems = found.get("problems")
-    if problems is not None:
-        rows = [row for row in rows if row[0] != "problems"] + [["problems", len(problems)], *problems.items()]
-    _print_table("", ["", ""], rows, header=False)
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], header: bool = True) -> None:
-    table = Table(title=title or None, show_header=header)
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("", "key", "problem", "dtype") else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(str(value) for value in row))
-    Console(file=sys.stdout).print(table)
-
-
-def _print_json(found: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -183,6 +183,12 @@ class Arena:
         self._extents = Extents(total - ALIGN)
 
     @property
+    def memory(self) -> memoryview:
+        """All of it, writable, for transfers to be registered."""
+        assert self._memory is not None, "it goes when the arena is closed"
+        return memoryview(self._memory)
+
+    @property
     def blocks(self) -> int:
         """How many blocks are taken."""
         return self._extents.taken

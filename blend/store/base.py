@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -21,6 +21,7 @@ from blend.errors import Closed, InvalidInput, LeaseReleased, ObjectCorrupt
 from blend.store.buffers import Buffer, Coverage, allocate, flat
 from blend.store.key import ObjectKey
 from blend.store.layout import Header, encode
+from blend.store.tenants import TenantUsage
 
 _Writer = TypeVar("_Writer", bound="Writer")
 _Lease = TypeVar("_Lease", bound="Lease")
@@ -205,6 +206,9 @@ class Lease(ABC):
     def payload(self, into: memoryview | None = None) -> memoryview:
         """Return all layers, ``[L, 2, KVH, T, D]``; otherwise as :meth:`layer`. One read where that costs one."""
 
+    def expect(self, layer: int) -> None:  # noqa: B027 - a tier that is as fast as it gets has nothing to prepare
+        """Take a hint that this layer will be read soon. Costs next to nothing, and never fails."""
+
     @abstractmethod
     def release(self) -> None:
         """End the lease; safe to call again. Afterwards :meth:`layer` and :meth:`payload` raise."""
@@ -238,12 +242,15 @@ class Tier(ABC):
 
     Attributes:
         name: what reports and statistics call it.
+        persistent: whether objects outlive this process.
+        in_memory: whether leases hand out views at once, with nothing to be read first.
 
     After :meth:`close` every other method raises :class:`Closed`; leases that are held stay good until released.
     """
 
     name: str
     persistent: bool = True
+    in_memory: bool = False
 
     def put(self, header: Header, payload: Buffer) -> bool:
         """Store a copy of ``payload``, ``[L, 2, KVH, T, D]`` as bytes, under ``header.key``.
@@ -253,7 +260,8 @@ class Tier(ABC):
         Raises:
             InvalidInput: the payload's length is not the header's, or the header has no checksums.
             ObjectCorrupt: a checksum does not fit (tiers that verify what enters).
-            ResourceExhausted: the object is larger than the tier, or leases and writers hold all other space.
+            ResourceExhausted: the object is larger than the tier or its tenant's quota, or leases, pins and writers
+                hold all other space.
             TierUnavailable: the tier failed; nothing is left of the object.
         """
         view, head = header.check_payload(payload), encode(header)
@@ -273,9 +281,13 @@ class Tier(ABC):
 
         Raises:
             InvalidInput: ``nbytes`` is not a positive integer.
-            ResourceExhausted: the object is larger than the tier, or leases and writers hold all other space.
+            ResourceExhausted: the object is larger than the tier or its tenant's quota, or leases, pins and writers
+                hold all other space.
             TierUnavailable: the tier failed.
         """
+
+    def expect(self, keys: Iterable[ObjectKey]) -> None:  # noqa: B027 - see Lease.expect
+        """Take a hint that these objects, if they are here, will be asked for soon. Costs little, and never fails."""
 
     @abstractmethod
     def get(self, key: ObjectKey) -> Lease | None:
@@ -331,6 +343,22 @@ class Tier(ABC):
     @abstractmethod
     def keys(self) -> Iterator[ObjectKey]:
         """Iterate over the keys that are here now, in no promised order: a snapshot."""
+
+    @abstractmethod
+    def sizes(self) -> Iterator[tuple[ObjectKey, int]]:
+        """Iterate over the objects that can be found here now, other processes' included, with their bytes.
+
+        Raises:
+            TierUnavailable: the tier failed.
+        """
+
+    def tenants(self) -> tuple[TenantUsage, ...]:
+        """Return what every tenant holds here, and its quota; none where this tier knows of no tenants."""
+        return ()
+
+    def lingering(self, tag: str) -> int:
+        """Return the bytes of a tenant's or a namespace's removed objects that leases of this process still read."""
+        return 0
 
     @abstractmethod
     def stats(self) -> TierStats:

@@ -3,7 +3,8 @@
 ::
 
     ledger                   the record: magic, bytes spent, how often the directory was opened, how many objects
-                             were put, how often the directory was measured, xxh3_64 of those
+                             were put, how often the directory was measured, how many tenants follow, xxh3_64 of those;
+                             then for each tenant: its tag, bytes spent by it, xxh3_64 of those
     sessions/<16 hex digits> one for each open tier, locked for as long as that lives
 
 The directory itself is the truth, since a writer's file has its full length from the start, and the record is its
@@ -15,22 +16,28 @@ finds that another one has measured.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import re
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import xxhash
 
 from blend.store.fileio import CREATE, RECORD, FileIO, close, describe
+from blend.store.key import TENANT_NBYTES
 
 _log = logging.getLogger(__name__)
 
-_MAGIC = b"blendbud"
-_RECORD = struct.Struct("<8sQQQQQ")
+_MAGIC = b"blendbu2"
+_RECORD = struct.Struct("<8sQQQQQQ")
+_ROW = struct.Struct("<8sQQ")
 _SUM = struct.Struct("<Q")
+_SESSION = re.compile("[0-9a-f]{16}")
 
 
 class SharedBudget:
@@ -46,14 +53,20 @@ class SharedBudget:
     Args:
         io: the system calls.
         directory: the store's directory.
-        measure: returns the bytes that are in the directory; called while this is held.
-        hidden: returns the bytes that this process has spent and that are not there; called while this is held.
+        measure: returns the bytes that are in the directory, by tenant tag; called while this is held.
+        hidden: returns those that this process has spent and that are not there; called while this is held.
 
     Raises:
         OSError: the record or the session cannot be made.
     """
 
-    def __init__(self, io: FileIO, directory: str, measure: Callable[[], int], hidden: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        io: FileIO,
+        directory: str,
+        measure: Callable[[], Mapping[str, int]],
+        hidden: Callable[[], Mapping[str, int]],
+    ) -> None:
         self.used = 0
         self.puts = 0
         self.seen: int | None = None
@@ -68,6 +81,10 @@ class SharedBudget:
         self._session = f"{self._sessions}/{os.urandom(8).hex()}"
         self._opened = self._opened_by_me = 0
         self._measured = self._measured_seen = 0
+        self._tenants = 0
+        # Where each tenant's row is, as far as the rows have been read.
+        self._rows: dict[str, int] = {}
+        self._rows_read = 0
         self._was_alone = False
         self._doubted = False
         self._begin()
@@ -87,18 +104,42 @@ class SharedBudget:
             finally:
                 self._io.unlock(self._fd)
 
-    def spend(self, nbytes: int) -> None:
-        """Count bytes that are about to be used; :class:`OSError` when that cannot be recorded."""
+    def spend(self, tenant: str, nbytes: int) -> None:
+        """Count bytes that a tenant is about to use; :class:`OSError` when that cannot be recorded."""
+        self._add(tenant, nbytes)
         self.used += nbytes
         self._store()
 
-    def refund(self, nbytes: int) -> None:
-        """Stop counting bytes. What cannot be recorded is measured the next time."""
-        self.used = max(0, self.used - nbytes)
+    def refund(self, shares: Mapping[str, int]) -> None:
+        """Stop counting bytes, by tenant. What cannot be recorded is measured the next time."""
+        self.used = max(0, self.used - sum(shares.values()))
         try:
+            for tenant, nbytes in shares.items():
+                self._add(tenant, -nbytes)
             self._store()
         except OSError as error:
+            self._doubted = True
             _log.warning("%s: %s", self._path, describe(error))
+
+    def share(self, tenant: str) -> int:
+        """Return the bytes that one tenant has spent; :class:`OSError` when that cannot be found out."""
+        found = self._row(tenant)
+        if found is None:
+            self.recount()
+            found = self._row(tenant)
+        if found is None:
+            raise self._damaged()
+        return found
+
+    def shares(self) -> dict[str, int]:
+        """Return the bytes spent by every tenant; :class:`OSError` when that cannot be found out."""
+        for _ in range(2):
+            raw = self._io.read_record(self._fd, self._tenants * _ROW.size, _row_at(0))
+            rows = [raw[at : at + _ROW.size] for at in range(0, len(raw), _ROW.size)]
+            if len(rows) == self._tenants and all(row == _signed(row) for row in rows):
+                return {row[:TENANT_NBYTES].hex(): _ROW.unpack(row)[1] for row in rows}
+            self.recount()
+        raise self._damaged()
 
     def count_put(self) -> None:
         """Count an object that appears; :class:`OSError` when that cannot be recorded."""
@@ -117,11 +158,14 @@ class SharedBudget:
         """Measure the directory and drop sessions that ended without a word."""
         _, self._was_alone = self._visit()
         self._opened_by_me = self._opened
-        self.used = self._measure() + self._hidden()
+        shares = Counter(self._measure())
+        shares.update(self._hidden())
+        self.used = sum(shares.values())
         self.seen = self.puts
         self._measured += 1
         self._measured_seen = self._measured
         self._doubted = False
+        self._write_rows(shares)
         self._store()
 
     def settle_deaths(self) -> bool:
@@ -186,34 +230,87 @@ class SharedBudget:
                 return
             close(self._io, self._fd)
             self._fd = -1
+            self._rows, self._rows_read = {}, 0
 
     def _load(self) -> None:
         """Take over what others have recorded; measure where that is missing, damaged or in doubt."""
         raw = self._read()
         if raw is not None:
-            _, self.used, self._opened, self.puts, self._measured, _ = _RECORD.unpack(raw)
+            _, self.used, self._opened, self.puts, self._measured, self._tenants, _ = _RECORD.unpack(raw)
         else:
             self._doubted = True
         if self._doubted and self._opened:
             self.recount()
         elif self._measured != self._measured_seen:
             self._measured_seen = self._measured
-            if hidden := self._hidden():
-                self.spend(hidden)
+            self._rows, self._rows_read = {}, 0
+            for tenant, nbytes in self._hidden().items():
+                self.spend(tenant, nbytes)
 
     def _read(self) -> bytes | None:
         """Return the record, or ``None`` if it fails its check."""
         raw = self._io.read_record(self._fd, _RECORD.size)
         good = len(raw) == _RECORD.size and raw.startswith(_MAGIC)
-        return raw if good and raw[-_SUM.size :] == _SUM.pack(xxhash.xxh3_64_intdigest(raw[: -_SUM.size])) else None
+        return raw if good and raw == _signed(raw) else None
 
     def _store(self) -> None:
-        body = _RECORD.pack(_MAGIC, self.used, self._opened, self.puts, self._measured, 0)[: -_SUM.size]
+        counts = (self.used, self._opened, self.puts, self._measured, self._tenants)
+        self._write(_signed(_RECORD.pack(_MAGIC, *counts, 0)), 0)
+
+    def _write(self, data: bytes, offset: int) -> None:
         try:
-            self._io.write_record(self._fd, body + _SUM.pack(xxhash.xxh3_64_intdigest(body)))
+            self._io.write_record(self._fd, data, offset)
         except OSError:
             self._doubted = True
             raise
+
+    def _damaged(self) -> OSError:
+        return OSError(errno.EIO, f"{self._path}: damaged as soon as it was written")
+
+    def _read_rows(self) -> bool:
+        """Find the rows that were added since this was last done; return whether all are sound."""
+        count = self._tenants - self._rows_read
+        raw = self._io.read_record(self._fd, count * _ROW.size, _row_at(self._rows_read)) if count > 0 else b""
+        for at in range(0, len(raw) - _ROW.size + 1, _ROW.size):
+            row = raw[at : at + _ROW.size]
+            if row != _signed(row):
+                break
+            self._rows[row[:TENANT_NBYTES].hex()] = self._rows_read
+            self._rows_read += 1
+        return self._rows_read >= self._tenants
+
+    def _row(self, tenant: str) -> int | None:
+        """Return what a tenant's row says, 0 where it has none, or ``None`` if the rows are damaged."""
+        if tenant not in self._rows and not self._read_rows():
+            return None
+        number = self._rows.get(tenant)
+        if number is None:
+            return 0
+        raw = self._io.read_record(self._fd, _ROW.size, _row_at(number))
+        if len(raw) != _ROW.size or raw != _signed(raw) or raw[:TENANT_NBYTES].hex() != tenant:
+            return None
+        return int(_ROW.unpack(raw)[1])
+
+    def _add(self, tenant: str, nbytes: int) -> None:
+        """Change a tenant's row; a damaged one is measured the next time."""
+        found = self._row(tenant)
+        if found is None:
+            self._doubted = True
+            return
+        number = self._rows.get(tenant)
+        if number is None and nbytes <= 0:
+            return
+        if number is None:
+            number = self._rows[tenant] = self._tenants
+            self._tenants = self._rows_read = number + 1
+        self._write(_pack(tenant, max(0, found + nbytes)), _row_at(number))
+
+    def _write_rows(self, shares: Mapping[str, int]) -> None:
+        """Replace all rows. Until the record is written too there is none: whoever comes in between measures."""
+        self._write(bytes(_RECORD.size), 0)
+        self._rows = {tenant: number for number, tenant in enumerate(shares)}
+        self._tenants = self._rows_read = len(shares)
+        self._write(b"".join(_pack(tenant, nbytes) for tenant, nbytes in shares.items()), _row_at(0))
 
     def _visit(self) -> tuple[bool, bool]:
         """Remove sessions that died; return whether there were any, and whether no other one lives."""
@@ -224,7 +321,7 @@ class SharedBudget:
             names = []  # somebody removed the directory
         for name in names:
             path = f"{self._sessions}/{name}"
-            if path == self._session:
+            if path == self._session or not _SESSION.fullmatch(name):
                 continue
             try:
                 fd = self._io.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -239,3 +336,17 @@ class SharedBudget:
             finally:
                 close(self._io, fd)
         return dead, alone
+
+
+def _signed(record: bytes) -> bytes:
+    """Return a record with the checksum of what comes before it as its last 8 bytes."""
+    body = record[: -_SUM.size]
+    return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def _pack(tenant: str, nbytes: int) -> bytes:
+    return _signed(_ROW.pack(bytes.fromhex(tenant), nbytes, 0))
+
+
+def _row_at(number: int) -> int:
+    return _RECORD.size + number * _ROW.size

@@ -3,6 +3,7 @@
 ::
 
     layout                                 text: "blend-store 1"
+    quotas                                 text: what each tenant may hold, as it was last set
     ledger, sessions/                      what all processes have spent (see blend.store.budget)
     secret                                 32 random bytes that key every name (see blend.store.secret)
     objects/<2 hex digits>/<object key>    one object a file
@@ -17,12 +18,14 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from blend.errors import InvalidInput, TierUnavailable
 from blend.store.fileio import CREATE, READ, FileIO, describe, read_into, sync_directory, write_all
 from blend.store.key import ObjectKey
+from blend.store.tenants import Quotas
 
 DIRECTORY_VERSION = 1
 _MARK = "blend-store"
@@ -38,17 +41,27 @@ class Contents:
     Attributes:
         objects: ``(modification time in ns, key, bytes)`` of each, oldest first.
         quarantined: ``(modification time in ns, path, key, bytes)`` of each, oldest first.
-        pending: bytes that live writers have reserved.
+        pending: bytes that live writers have reserved, by tenant tag.
     """
 
     objects: list[tuple[int, ObjectKey, int]]
     quarantined: list[tuple[int, str, ObjectKey, int]]
-    pending: int
+    pending: Counter[str]
 
     @property
     def nbytes(self) -> int:
         """All bytes of the directory that count."""
-        return sum(entry[-1] for entry in self.objects) + sum(entry[-1] for entry in self.quarantined) + self.pending
+        return sum(self.shares.values())
+
+    @property
+    def shares(self) -> Counter[str]:
+        """Those bytes by tenant tag."""
+        found = self.pending.copy()
+        for _, key, nbytes in self.objects:
+            found[key.tenant] += nbytes
+        for _, _, key, nbytes in self.quarantined:
+            found[key.tenant] += nbytes
+        return found
 
 
 def private_directory(io: FileIO, path: Path) -> None:
@@ -196,7 +209,8 @@ class StoreDirectory:
 
     def scan(self) -> Contents:
         """Return what is in the directory; remove what dead writers left."""
-        objects, pending = [], 0
+        objects: list[tuple[int, ObjectKey, int]] = []
+        pending: Counter[str] = Counter()
         for prefix, info in self._entries(self.objects):
             if not stat.S_ISDIR(info.st_mode):
                 continue
@@ -204,7 +218,9 @@ class StoreDirectory:
                 if not stat.S_ISREG(entry.st_mode):
                     continue
                 if name.endswith(_TEMPORARY):
-                    pending += entry.st_size * self._sweep(f"{self.objects}/{prefix}/{name}")
+                    writing = _parse(name.removesuffix(_TEMPORARY).rpartition(".")[0])
+                    if writing is not None and self._sweep(f"{self.objects}/{prefix}/{name}"):
+                        pending[writing.tenant] += entry.st_size
                     continue
                 key = _parse(name)
                 if key is not None and key.content.startswith(prefix):
@@ -215,6 +231,14 @@ class StoreDirectory:
             if key is not None and stat.S_ISREG(entry.st_mode):
                 aside.append((entry.st_mtime_ns, f"{self.quarantine}/{name}", key, entry.st_size))
         return Contents(sorted(objects), sorted(aside), pending)
+
+    def note_quotas(self, quotas: Quotas) -> None:
+        """Keep the quotas that are enforced, for whoever looks at the store from outside."""
+        path, text = f"{self.path}/quotas", quotas.encode()
+        if text:
+            self._replace(path, text)
+        else:
+            self.discard(path)
 
     def _entries(self, path: str) -> list[tuple[str, os.stat_result]]:
         try:
@@ -264,10 +288,14 @@ class StoreDirectory:
             )
 
     def _write_mark(self, path: str) -> None:
+        self._replace(path, f"{_MARK} {DIRECTORY_VERSION}\n")
+
+    def _replace(self, path: str, text: str) -> None:
+        """Write a small file, all or nothing of it."""
         temporary = f"{path}.{os.urandom(8).hex()}{_TEMPORARY}"
         fd = self._io.open(temporary, CREATE)
         try:
-            write_all(self._io, fd, memoryview(f"{_MARK} {DIRECTORY_VERSION}\n".encode()), 0)
+            write_all(self._io, fd, memoryview(text.encode()), 0)
             if self._fsync:
                 self._io.fsync(fd)
         except OSError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from blend.store.diskspace import DiskSpace
 from blend.store.fileio import READ, FileIO, close, describe, write_all
 from blend.store.key import ObjectKey, check_content
 from blend.store.lease import TimedLease
-from blend.store.ledger import Ledger
+from blend.store.observed import ObservedLedger
+from blend.store.residency import ResidencyObserver
+from blend.store.tenants import NO_QUOTAS, Quotas, TenantUsage, usage_of
 from blend.store.terms import DEFAULT_TERMS, Terms
 
 _log = logging.getLogger(__name__)
+_HEAD_NBYTES = 1 << 14
 
 
 class DiskTier(Tier):
@@ -39,6 +43,11 @@ class DiskTier(Tier):
         name: what reports call it.
         io: the system calls.
         terms: lease time, watermarks and clock.
+        observer: told what enters and what leaves, as far as this process knows: what was there before and what other
+            processes put or removed when it comes upon that. Closing the tier leaves everything where it is.
+        quotas: what each tenant may hold of the budget, in all processes together; they too should be given the same.
+            Starting up over one evicts the oldest of that tenant. They are noted in the directory; ``None`` enforces
+            none, and leaves the note as it is.
 
     Raises:
         InvalidConfig: the budget is no positive integer.
@@ -53,16 +62,22 @@ class DiskTier(Tier):
         name: str = "disk",
         io: FileIO | None = None,
         terms: Terms = DEFAULT_TERMS,
+        observer: ResidencyObserver | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.name = name
         self._io = io or FileIO()
         self._fsync = fsync
         self._terms = terms
-        self._ledger: Ledger[StoredFile] = Ledger(name, capacity_bytes, terms)
+        self._ledger: ObservedLedger[StoredFile] = ObservedLedger(
+            name, capacity_bytes, terms, observer, quotas or NO_QUOTAS
+        )
         self._hits = self._misses = self._failures = 0
         self._closed = False
         opened = StoreDirectory(Path(directory), self._io, fsync)
         try:
+            if quotas is not None:
+                opened.note_quotas(quotas)
             self._space = DiskSpace(self._ledger, opened, self._io)
         except OSError as error:
             raise TierUnavailable(f"{name}: {directory} cannot be read: {describe(error)}") from error
@@ -95,6 +110,16 @@ class DiskTier(Tier):
         with self._lock:
             self._misses += 1
         return None
+
+    def expect(self, keys: Iterable[ObjectKey]) -> None:
+        """Have the system begin to read the headers, all of them at once."""
+        for key in keys:
+            with suppress(OSError):
+                fd = self._io.open(self._space.directory.path_of(key), READ)
+                try:
+                    self._io.advise(fd, 0, _HEAD_NBYTES)
+                finally:
+                    close(self._io, fd)
 
     def contains(self, key: ObjectKey) -> bool:
         self._check_open()
@@ -141,6 +166,26 @@ class DiskTier(Tier):
         except OSError as error:
             raise self._failed("listing", error) from error
 
+    def sizes(self) -> Iterator[tuple[ObjectKey, int]]:
+        self._check_open()
+        try:
+            return iter(self._space.sizes())
+        except OSError as error:
+            raise self._failed("listing", error) from error
+
+    def tenants(self) -> tuple[TenantUsage, ...]:
+        """Return what every tenant holds, in all processes together, with the quotas of this one."""
+        self._check_open()
+        try:
+            return usage_of(self._space.shares, self._ledger.limits.quotas)
+        except OSError as error:
+            raise self._failed("reading the ledger", error) from error
+
+    def lingering(self, tag: str) -> int:
+        with self._lock:
+            self._require_open()
+            return self._ledger.lingering(tag)
+
     def stats(self) -> TierStats:
         """Return the tier's state and counts: the bytes of all processes, the objects that this one has seen."""
         self._check_open()
@@ -158,7 +203,7 @@ class DiskTier(Tier):
                 misses=self._misses,
                 failures=self._failures,
                 evictions=self._ledger.evictions,
-                quarantined=len(self._space.quarantine),
+                quarantined=self._space.quarantined,
             )
 
     def check_integrity(self) -> None:
@@ -280,7 +325,7 @@ class _DiskWriter(Writer):
         return stored
 
     def _revoke(self) -> None:
-        self._tier._space.cancel(self._fd, self._path, self.nbytes)
+        self._tier._space.cancel(self.key, self._fd, self._path, self.nbytes)
         close(self._tier._io, self._fd)
 
 
@@ -298,6 +343,12 @@ class DiskLease(TimedLease):
     def payload(self, into: memoryview | None = None) -> memoryview:
         header = self.header
         return self._read(header.header_nbytes, header.payload_nbytes, into, header.verify_payload)
+
+    def expect(self, layer: int) -> None:
+        file = self._file
+        if file is not None:
+            with suppress(OSError):
+                self._tier._io.advise(file.fd, *self.header.layer_range(layer))
 
     def _read(
         self, offset: int, nbytes: int, into: memoryview | None, verify: Callable[[memoryview], None]

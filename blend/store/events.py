@@ -22,17 +22,15 @@ from dataclasses import dataclass
 import msgpack
 import zmq
 
+from blend.config import MAX_NODE_NAME, RESIDENCY_LOOPBACK, ResidencySource
 from blend.errors import InvalidInput, TierUnavailable
 from blend.store.key import ObjectKey
 from blend.store.residency import Event, ResidencyIndex
 
 TOPIC = b"blend.residency"
-LOOPBACK = "tcp://127.0.0.1:*"
-"""Where a publisher listens unless it is told otherwise: this machine alone, on a free port."""
 END = (-1).to_bytes(8, "big", signed=True)
 _BATCH = 256
 _MAX_MESSAGE_NBYTES = 1 << 20
-_MAX_NAME = 256
 _POLL_MS = 100
 _log = logging.getLogger(__name__)
 
@@ -57,8 +55,8 @@ def unpack(payload: bytes) -> tuple[str, str, list[Event]]:
     except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise InvalidInput("events", payload[:64], "[time, node, run, [[kind, key, tier, bytes], ...]]") from error
     for text in (node, run, *(event.tier for event in events)):
-        if not isinstance(text, str) or not 0 < len(text) <= _MAX_NAME:
-            raise InvalidInput("events", text, f"names of 1 to {_MAX_NAME} characters")
+        if not isinstance(text, str) or not 0 < len(text) <= MAX_NODE_NAME:
+            raise InvalidInput("events", text, f"names of 1 to {MAX_NODE_NAME} characters")
     for event in events:
         if event.kind not in ("stored", "removed") or type(event.nbytes) is not int or event.nbytes < 0:
             raise InvalidInput("events", event, "stored or removed, and a number of bytes")
@@ -86,13 +84,13 @@ class ResidencyPublisher:
     def __init__(
         self,
         node: str,
-        address: str = LOOPBACK,
-        replay_address: str = LOOPBACK,
+        address: str = RESIDENCY_LOOPBACK,
+        replay_address: str = RESIDENCY_LOOPBACK,
         replay: int = 10_000,
         waiting: int = 100_000,
     ) -> None:
-        if not isinstance(node, str) or not 0 < len(node) <= _MAX_NAME:
-            raise InvalidInput("node", node, f"a name of 1 to {_MAX_NAME} characters")
+        if not isinstance(node, str) or not 0 < len(node) <= MAX_NODE_NAME:
+            raise InvalidInput("node", node, f"a name of 1 to {MAX_NODE_NAME} characters")
         self.node = node
         self.run = os.urandom(8).hex()
         self.dropped = 0
@@ -191,14 +189,6 @@ class ResidencyPublisher:
                 socket.send_multipart([frames[0], b"", END, b""])
 
 
-@dataclass(frozen=True)
-class Source:
-    """A node to listen to: where it publishes, and where its last messages can be asked for, if anywhere."""
-
-    address: str
-    replay_address: str | None = None
-
-
 @dataclass
 class _Progress:
     """How far a source has been heard: its node's run, and the sequence number that comes next."""
@@ -218,12 +208,15 @@ class ResidencySubscriber:
         index: what is kept.
         sources: the nodes.
         on_event: told node and events after the index has taken them; must be quick.
+
+    Raises:
+        TierUnavailable: an address cannot be listened to.
     """
 
     def __init__(
         self,
         index: ResidencyIndex,
-        sources: Sequence[Source],
+        sources: Sequence[ResidencySource],
         on_event: Callable[[str, Sequence[Event]], None] | None = None,
     ) -> None:
         self.index = index
@@ -232,9 +225,11 @@ class ResidencySubscriber:
         self._on_event = on_event
         self._closed = threading.Event()
         self._context = zmq.Context()
-        self._thread = threading.Thread(
-            target=self._listen, args=(tuple(sources),), name="blend-events-index", daemon=True
-        )
+        # By socket: how far its source has been heard, and for one of live messages where to ask for earlier ones.
+        self._heard: dict[zmq.Socket[bytes], tuple[_Progress, zmq.Socket[bytes] | None]] = {}
+        for source in sources:
+            self._hear(source)
+        self._thread = threading.Thread(target=self._listen, name="blend-events-index", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -250,28 +245,22 @@ class ResidencySubscriber:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _listen(self, sources: Sequence[Source]) -> None:
-        heard: dict[zmq.Socket[bytes], tuple[_Progress, zmq.Socket[bytes] | None]] = {}
-        replays: dict[zmq.Socket[bytes], _Progress] = {}
+    def _hear(self, source: ResidencySource) -> None:
+        progress, replay = _Progress(), None
+        if source.replay_address is not None:
+            replay = self._connect(zmq.DEALER, source.replay_address)
+            replay.send_multipart([b"", bytes(8)], zmq.DONTWAIT)
+            self._heard[replay] = progress, None
+        self._heard[self._connect(zmq.SUB, source.address)] = progress, replay
+
+    def _listen(self) -> None:
         poller = zmq.Poller()
+        for socket in self._heard:
+            poller.register(socket, zmq.POLLIN)
         try:
-            for source in sources:
-                progress, replay = _Progress(), None
-                if source.replay_address is not None:
-                    replay = self._connect(zmq.DEALER, source.replay_address)
-                    replays[replay] = progress
-                    poller.register(replay, zmq.POLLIN)
-                    replay.send_multipart([b"", bytes(8)], zmq.DONTWAIT)
-                live = self._connect(zmq.SUB, source.address)
-                heard[live] = progress, replay
-                poller.register(live, zmq.POLLIN)
             while not self._closed.is_set():
                 for socket, _ in poller.poll(_POLL_MS):
-                    frames = socket.recv_multipart()
-                    if socket in replays:
-                        self._take(frames, replays[socket], None)
-                    else:
-                        self._take(frames, *heard[socket])
+                    self._take(socket.recv_multipart(), *self._heard[socket])
         finally:
             self._context.destroy(linger=0)
 
@@ -280,7 +269,11 @@ class ResidencySubscriber:
         socket.setsockopt(zmq.MAXMSGSIZE, 2 * _MAX_MESSAGE_NBYTES)
         if kind == zmq.SUB:
             socket.subscribe(TOPIC)
-        socket.connect(address)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise TierUnavailable(f"residency events: {address} cannot be listened to: {error}") from error
         return socket
 
     def _take(self, frames: list[bytes], progress: _Progress, replay: zmq.Socket[bytes] | None) -> None:

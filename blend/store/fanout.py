@@ -47,7 +47,7 @@ class FanOutWriter(Writer):
                         self._writers.append((tier, tier.start(key, nbytes)))
                 except (StoreError, ResourceExhausted) as error:
                     on_fault(tier.name, error)
-                    fault = error
+                    fault = error.with_traceback(None)
             self._require_taker(fault)
         except BaseException:
             self.revoke()
@@ -67,10 +67,12 @@ class FanOutWriter(Writer):
         for tier, writer in list(self._writers):
             try:
                 writer.write(offset, view)
+                view = writer.peek(offset, len(view)) or view  # a lower tier may be able to send it from there
             except StoreError as error:
                 self._on_fault(tier.name, error)
                 self._writers.remove((tier, writer))
-                fault = error
+                # Without its frames, this one among them: together they would keep the view's memory.
+                fault = error.with_traceback(None)
         self._require_taker(fault)
 
     def _commit(self) -> bool:
@@ -89,7 +91,7 @@ class FanOutWriter(Writer):
             except StoreError as error:
                 self._on_fault(tier.name, error)
                 self._writers.remove((tier, writer))
-                fault = error
+                fault = error.with_traceback(None)
         self._require_taker(fault)
         return bool(stored) and not self._known
 

@@ -40,18 +40,23 @@ class FileIO:
         """Set a file's length; what is added reads as zeros and takes no space yet."""
         os.ftruncate(fd, nbytes)
 
-    def read_record(self, fd: int, nbytes: int) -> bytes:
-        """Return the first bytes of a small file that is replaced as a whole."""
-        return os.pread(fd, nbytes, 0)
+    def read_record(self, fd: int, nbytes: int, offset: int = 0) -> bytes:
+        """Return a record of a small file: as many bytes from ``offset`` on, or what there is of them."""
+        return os.pread(fd, nbytes, offset)
 
-    def write_record(self, fd: int, data: bytes) -> None:
-        """Replace the first bytes of a small file, all or none of them unless the device fails."""
-        if os.pwrite(fd, data, 0) != len(data):
+    def write_record(self, fd: int, data: bytes, offset: int = 0) -> None:
+        """Replace a record of a small file, all or nothing of it unless the device fails."""
+        if os.pwrite(fd, data, offset) != len(data):
             raise OSError(errno.EIO, "a record was written in part")
 
     def pread(self, fd: int, into: memoryview, offset: int) -> int:
         """Read from ``offset`` into a buffer; return how many bytes came, 0 at the end of the file."""
         return os.preadv(fd, [into], offset)
+
+    def advise(self, fd: int, offset: int, nbytes: int) -> None:
+        """Have the system begin to read a range, where it can be told to."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """Write at ``offset``; return how many bytes went."""

@@ -12,7 +12,9 @@ from blend.store.buffers import Buffer
 from blend.store.key import ObjectKey, check_content
 from blend.store.layout import Header, check_identity, decode
 from blend.store.lease import Readers, TimedLease
-from blend.store.ledger import Ledger
+from blend.store.observed import ObservedLedger
+from blend.store.residency import ResidencyObserver
+from blend.store.tenants import NO_QUOTAS, Quotas, TenantUsage
 from blend.store.terms import DEFAULT_TERMS, Terms
 
 
@@ -54,6 +56,8 @@ class HostTier(Tier):
         allocate: where the arena's memory comes from, pinned memory say: called once with a number of bytes, it
             returns a writable buffer of that length or more. ``None`` takes it from the system, which fills it page
             by page on first use.
+        observer: told what enters and what leaves; when the tier is closed, that is everything.
+        quotas: what each tenant may hold of the budget.
 
     Raises:
         InvalidConfig: the budget is no positive integer.
@@ -61,6 +65,7 @@ class HostTier(Tier):
     """
 
     persistent = False
+    in_memory = True
 
     def __init__(
         self,
@@ -68,10 +73,12 @@ class HostTier(Tier):
         name: str = "host",
         terms: Terms = DEFAULT_TERMS,
         allocate: Callable[[int], Buffer] | None = None,
+        observer: ResidencyObserver | None = None,
+        quotas: Quotas = NO_QUOTAS,
     ) -> None:
         self.name = name
         self._terms = terms
-        self._ledger: Ledger[_Resident] = Ledger(name, capacity_bytes, terms)
+        self._ledger: ObservedLedger[_Resident] = ObservedLedger(name, capacity_bytes, terms, observer, quotas)
         self._ledger.on_gone = self._free
         self._arena = Arena(capacity_bytes, allocate)
         self._lock = threading.Lock()
@@ -79,16 +86,29 @@ class HostTier(Tier):
         self._hits = self._misses = self._failures = 0
         self._closed = False
 
+    @property
+    def memory(self) -> memoryview:
+        """The memory that all objects lie in, to be registered for transfers: a writable flat view.
+
+        Transfers are made to and from views of leases and writers, which keep their part of it from being used again.
+
+        Raises:
+            Closed: the tier has been closed.
+        """
+        with self._lock:
+            self._require_open()
+            return self._arena.memory
+
     def start(self, key: ObjectKey, nbytes: int) -> Writer:
         check_nbytes(nbytes)
         with self._lock:
             self._require_open()
-            for evicted in self._ledger.reserve(nbytes):
+            for evicted in self._ledger.reserve(key, nbytes):
                 self._free(evicted)
             try:
                 block = self._take(nbytes)
             except ResourceExhausted:
-                self._ledger.cancel(nbytes)
+                self._ledger.cancel(key, nbytes)
                 raise
             self._writing.add(block)
             return _HostWriter(self, key, block)
@@ -149,6 +169,21 @@ class HostTier(Tier):
             self._require_open()
             return iter(self._ledger.keys())
 
+    def sizes(self) -> Iterator[tuple[ObjectKey, int]]:
+        with self._lock:
+            self._require_open()
+            return iter([(held.key, held.nbytes) for held in self._ledger.objects()])
+
+    def tenants(self) -> tuple[TenantUsage, ...]:
+        with self._lock:
+            self._require_open()
+            return self._ledger.usage()
+
+    def lingering(self, tag: str) -> int:
+        with self._lock:
+            self._require_open()
+            return self._ledger.lingering(tag)
+
     def stats(self) -> TierStats:
         with self._lock:
             self._require_open()
@@ -184,6 +219,8 @@ class HostTier(Tier):
     def close(self) -> None:
         with self._lock:
             self._closed = True
+            for held in self._ledger.objects():
+                self._ledger.remove(held)
             self._ledger.clear()
             self._arena.close()
 

@@ -3,6 +3,17 @@
 A *content key* stands for tokens within a namespace. An *object key* is one variant of it: computed with the sink
 alone before it (``plain``), or behind declared neighbours (``c`` and 16 hex digits). Both are keyed digests, so that
 whoever sees file names or network keys cannot test guesses about a tenant's documents.
+
+::
+
+    content key   11 bytes   keyed digest of the tokens, with a key of this tenant and this model
+                   6 bytes   tenant tag: keyed digest of the tenant's name
+                   3 bytes   model tag: keyed digest of the model's fingerprint
+
+So a key alone tells whose it is: the last 9 bytes are the *namespace tag*, the first 6 of those the tenant's. Without
+the secret the tags say which objects belong together, and nothing of names or texts. They stand last, since names are
+spread over directories by how they begin. Tags sort objects for listing, dropping and quotas; what may be read is
+decided by the digest, which depends on everything, and by the comparison of the header that follows.
 """
 
 from __future__ import annotations
@@ -17,10 +28,17 @@ from blend.errors import InvalidInput
 
 CONTENT_NBYTES = 20
 """Bytes of a content key; its text is twice as many hex digits."""
+TENANT_NBYTES = 6
+"""Bytes of a tenant tag: among 100,000 tenants two have the same one with a chance of 2e-5."""
+MODEL_NBYTES = 3
+"""Bytes of a model tag."""
 PLAIN = "plain"
 """The variant that was computed behind the sink alone."""
 
+_TENANT_AT = 2 * (CONTENT_NBYTES - TENANT_NBYTES - MODEL_NBYTES)
+_MODEL_AT = 2 * (CONTENT_NBYTES - MODEL_NBYTES)
 _CONTENT = re.compile(rf"[0-9a-f]{{{2 * CONTENT_NBYTES}}}")
+_TAG = re.compile(rf"[0-9a-f]{{{2 * TENANT_NBYTES}}}(?:[0-9a-f]{{{2 * MODEL_NBYTES}}})?")
 _VARIANT = re.compile(r"plain|c[0-9a-f]{16}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16,128}")
 
@@ -43,8 +61,7 @@ class Namespace:
     secret: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tenant, str) or len(self.tenant) > 256 or not _encodable(self.tenant):
-            raise InvalidInput("namespace.tenant", self.tenant, "text of at most 256 characters")
+        _check_tenant(self.tenant)
         if not isinstance(self.fingerprint, str) or not _FINGERPRINT.fullmatch(self.fingerprint):
             raise InvalidInput("namespace.fingerprint", self.fingerprint, "16 to 128 lower-case hex digits")
         if not isinstance(self.secret, bytes) or len(self.secret) < 16:
@@ -56,17 +73,62 @@ class Namespace:
         return self._derive(b"blend namespace")
 
     @property
+    def tag(self) -> str:
+        """The namespace tag, 18 hex digits: the tenant's 12 and the model's 6. Content keys end with it."""
+        model = _derive(self.secret, b"blend model tag", self.fingerprint)[:MODEL_NBYTES].hex()
+        return tenant_tag(self.secret, self.tenant) + model
+
+    @property
     def content_secret(self) -> bytes:
         """32 bytes that key the content keys of this namespace, and nothing else."""
         return self._derive(b"blend content")
 
     def _derive(self, purpose: bytes) -> bytes:
-        root = blake2b(self.secret, digest_size=64, person=b"blend secret").digest()
-        state = blake2b(key=root, digest_size=32, person=purpose)
-        for text in (self.tenant, self.fingerprint):
-            raw = text.encode()
-            state.update(struct.pack("<Q", len(raw)) + raw)
-        return state.digest()
+        return _derive(self.secret, purpose, self.tenant, self.fingerprint)
+
+
+def _derive(secret: bytes, purpose: bytes, *texts: str) -> bytes:
+    root = blake2b(secret, digest_size=64, person=b"blend secret").digest()
+    state = blake2b(key=root, digest_size=32, person=purpose)
+    for text in texts:
+        raw = text.encode()
+        state.update(struct.pack("<Q", len(raw)) + raw)
+    return state.digest()
+
+
+def _check_tenant(tenant: object) -> None:
+    if not isinstance(tenant, str) or len(tenant) > 256 or not _encodable(tenant):
+        raise InvalidInput("namespace.tenant", tenant, "text of at most 256 characters")
+
+
+def tenant_tag(secret: bytes, tenant: str) -> str:
+    """Return the 12 hex digits that stand for a tenant, whatever the model, in the store of that secret.
+
+    Raises:
+        InvalidInput: ``tenant`` is no text of at most 256 characters.
+    """
+    _check_tenant(tenant)
+    return _derive(secret, b"blend tenant tag", tenant)[:TENANT_NBYTES].hex()
+
+
+def tenant_of(tag: str) -> str:
+    """Return the tenant tag that a namespace tag begins with."""
+    return tag[: 2 * TENANT_NBYTES]
+
+
+def model_of(tag: str) -> str:
+    """Return the model tag that a namespace tag ends with, the same for all tenants of one secret."""
+    return tag[2 * TENANT_NBYTES :]
+
+
+def check_tag(field: str, tag: object) -> str:
+    """Return ``tag`` if it is that of a tenant or of a namespace; raise :class:`InvalidInput` otherwise."""
+    if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+        digits = 2 * TENANT_NBYTES
+        raise InvalidInput(
+            field, tag, f"{digits} (a tenant) or {digits + 2 * MODEL_NBYTES} (a namespace) lower-case hex digits"
+        )
+    return tag
 
 
 def _encodable(text: str) -> bool:
@@ -78,7 +140,8 @@ def _encodable(text: str) -> bool:
 
 
 def content_key(namespace: Namespace, token_ids: Sequence[int]) -> str:
-    """Return the content key of ``token_ids``: 40 hex digits, a keyed BLAKE2b over their count and the ids.
+    """Return the content key of ``token_ids``: 40 hex digits, a keyed BLAKE2b over their count and the ids, then the
+    namespace tag.
 
     Raises:
         InvalidInput: no ids, or one outside 0 to 2**32 - 1.
@@ -90,7 +153,7 @@ def content_key(namespace: Namespace, token_ids: Sequence[int]) -> str:
         packed = struct.pack(f"<Q{count}I", count, *token_ids)
     except (struct.error, TypeError) as error:
         raise InvalidInput("token_ids", token_ids, "integers from 0 to 2**32 - 1") from error
-    return blake2b(packed, key=namespace.content_secret, digest_size=CONTENT_NBYTES).hexdigest()
+    return blake2b(packed, key=namespace.content_secret, digest_size=_TENANT_AT // 2).hexdigest() + namespace.tag
 
 
 def conditioned_variant(neighbours: Sequence[str]) -> str:
@@ -136,6 +199,20 @@ class ObjectKey:
     def conditioned(self) -> bool:
         """Whether this variant was computed behind neighbours."""
         return self.variant != PLAIN
+
+    @property
+    def tenant(self) -> str:
+        """The tenant tag: 12 hex digits."""
+        return self.content[_TENANT_AT:_MODEL_AT]
+
+    @property
+    def namespace(self) -> str:
+        """The namespace tag: 18 hex digits, of tenant and model."""
+        return self.content[_TENANT_AT:]
+
+    def within(self, tag: str) -> bool:
+        """Whether this object belongs to the tenant or the namespace that ``tag`` stands for."""
+        return self.content.startswith(tag, _TENANT_AT)
 
     @classmethod
     def parse(cls, text: str) -> ObjectKey:

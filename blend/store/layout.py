@@ -37,8 +37,8 @@ from blend.store.buffers import Buffer, flat
 from blend.store.key import CONTENT_NBYTES, PLAIN, ObjectKey, conditioned_variant
 
 MAGIC = b"\x89blendKV"
-LAYOUT_VERSION = 1
-"""Version of the object layout; KV of one version is never read as another's."""
+LAYOUT_VERSION = 2
+"""Version of the object layout and of content keys; KV of one version is never read as another's."""
 ALIGNMENT = 4096
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, by dtype name."""

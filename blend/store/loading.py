@@ -49,6 +49,7 @@ class Loads(Mapping[ObjectKey, Lease]):
 
     Attributes:
         missed: why each of the other keys is not here: which tiers failed, and how; empty when it is not stored.
+        late: those of them that no tier failed to give, but not in time.
     """
 
     def __init__(
@@ -57,11 +58,14 @@ class Loads(Mapping[ObjectKey, Lease]):
         missed: Mapping[ObjectKey, str],
         seconds: float | None,
         on_drop: Callable[[], None],
+        stall_seconds: float,
     ) -> None:
         self.missed = dict(missed)
+        self.late: set[ObjectKey] = set()
         self._leases = dict(leases)
         self._on_drop = on_drop
         self._deadline = math.inf if seconds is None else time.monotonic() + seconds
+        self._stall = time.monotonic() + stall_seconds
 
     def __getitem__(self, key: ObjectKey) -> Lease:
         return self._leases[key]
@@ -72,16 +76,32 @@ class Loads(Mapping[ObjectKey, Lease]):
     def __len__(self) -> int:
         return len(self._leases)
 
+    def begin(self) -> None:
+        """Wait, as long as the prefetch policy says, until work on these objects can begin; drop those it is not for.
+
+        Under ``wait_complete`` it can begin with the first layer of each: later ones are waited for as they are read.
+        Otherwise it is :meth:`settle`.
+        """
+        if self._deadline < math.inf:
+            self.settle()
+        else:
+            self._drop(self._stall, layers=1)
+
     def settle(self) -> dict[ObjectKey, str]:
         """Wait as long as the prefetch policy says; drop what is not all there by then, and return why, by key.
 
         What is left afterwards can be read without waiting; what was dropped is among :attr:`missed`.
         """
+        return self._drop(self._deadline, layers=None)
+
+    def _drop(self, deadline: float, layers: int | None) -> dict[ObjectKey, str]:
+        """Drop every object that has failed, or of which so many layers (``None``: all) are not there in time."""
         dropped: dict[ObjectKey, str] = {}
         for key, lease in list(self._leases.items()):
-            if isinstance(lease, LoadingLease) and not lease.wait(self._deadline):
+            if isinstance(lease, LoadingLease) and (not lease.wait(deadline, layers) or lease.fault is not None):
                 dropped[key] = str(lease.fault or f"{lease.tier} has not given it in time")
                 if lease.fault is None:
+                    self.late.add(key)
                     self._on_drop()
                 self._leases.pop(key).release()
         self.missed.update(dropped)
@@ -142,13 +162,15 @@ class Loader:
         seconds = self._policy.prefetch_seconds(count)
         loading = [LoadingLease(lease, self._target, gate, self._on_fault) for lease, gate in slow]
         for group in self._groups(loading):
-            if self._policy.prefetch == "timeout" and seconds is not None:
-                for lease in group:
+            for lease in group:
+                if seconds is None:
+                    lease.deadline = time.monotonic() + self._policy.stall_seconds
+                elif self._policy.prefetch == "timeout":
                     lease.deadline = time.monotonic() + seconds
             if not self._worker.submit(lambda group=group: self._read(group)):  # type: ignore[misc]
-                self._refuse(group, TierUnavailable(f"{_MAX_GROUPS} loads are waiting: no more are taken"))
+                self._refuse(group, self._refusal())
         found = {**ready, **{lease.header.key: lease for lease in loading}}
-        return Loads(found, missed, seconds, lambda: self._count("dropped"))
+        return Loads(found, missed, seconds, lambda: self._count("dropped"), self._policy.stall_seconds)
 
     def stats(self) -> LoadStats:
         """Return counts and what is used of the budget."""
@@ -186,7 +208,13 @@ class Loader:
             room -= nbytes
         return groups
 
-    def _refuse(self, group: Sequence[LoadingLease], error: StoreError | ResourceExhausted) -> None:
+    def _refusal(self) -> TierUnavailable | Closed:
+        """Return why the thread takes no load."""
+        if self._closed:
+            return Closed("the store was closed before the load began")
+        return TierUnavailable(f"{_MAX_GROUPS} loads are waiting: no more are taken")
+
+    def _refuse(self, group: Sequence[LoadingLease], error: StoreError | ResourceExhausted | Closed) -> None:
         for lease in group:
             lease.fail(error)
             lease.end()
@@ -199,6 +227,9 @@ class Loader:
         assert taken, "one group at a time is in flight, and each fits"
         try:
             for layer in range(-1, max(lease.header.layers for lease in group)):
+                for lease in group:
+                    if layer + 1 < lease.header.layers:
+                        lease.expect(layer + 1)
                 for lease in group:
                     self._step(lease, layer)
         finally:

@@ -63,11 +63,15 @@ class LoadingLease(Lease):
     def payload(self, into: memoryview | None = None) -> memoryview:
         return self._wait(self.header.layers, 0, self.header.payload_nbytes, into)
 
-    def wait(self, deadline: float) -> bool:
-        """Wait until nothing more will come, or the monotonic clock says ``deadline``; return whether all is there."""
+    def wait(self, deadline: float, layers: int | None = None) -> bool:
+        """Wait until so many layers are there (``None``: all), nothing more will come, or it is ``deadline``.
+
+        That is a reading of the monotonic clock. Returns whether they are there.
+        """
+        wanted = self.header.layers if layers is None else layers
         with self._ready:
-            self._ready.wait_for(lambda: self.over, _left(deadline))
-            return self.complete
+            self._ready.wait_for(lambda: self._layers >= wanted or self.over, _left(deadline))
+            return self._layers >= wanted
 
     def release(self) -> None:
         with self._ready:
@@ -126,6 +130,10 @@ class LoadingLease(Lease):
             self._whole = None if self._ended else whole
             self._layers = layers
             self._ready.notify_all()
+
+    def expect(self, layer: int) -> None:
+        if not self.over:
+            self._inner.expect(layer)
 
     def read(self, layer: int) -> None:
         """Read one layer, the next one, unless nothing more is to come."""

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, TypeVar
 
-import numpy as np
-
 from blend.config import MooncakeConfig
 from blend.errors import InvalidInput, ResourceExhausted, StoreError, TierUnavailable
 from blend.store.breaker import Breaker
 from blend.store.deadline import DeadlineWorkers
-from blend.store.mooncake_link import Link
+from blend.store.mooncake_link import Link, address_of
 from blend.store.staging import Staging
 
 NO_SPACE: Final = -200
@@ -99,6 +97,14 @@ class MooncakeClient:
         """Return a writable piece of staging memory; otherwise as :meth:`Staging.take`."""
         return self.staging.take(nbytes, self._config.deadline_seconds)
 
+    def require_fits(self, nbytes: int) -> None:
+        """Raise :class:`ResourceExhausted` if an object of ``nbytes`` is larger than the staging memory."""
+        if nbytes > self.staging.capacity:
+            raise ResourceExhausted(
+                f"{self.name}: an object of {nbytes} bytes is larger than the staging memory "
+                f"({self.staging.capacity} bytes); raise mooncake.staging_bytes"
+            )
+
     def room(self, nbytes: int) -> memoryview:
         """As :meth:`take`, to read into: what is larger than the staging memory is a fault, not a budget used up."""
         try:
@@ -108,7 +114,7 @@ class MooncakeClient:
 
     def covers(self, view: memoryview) -> bool:
         """Return whether ``view`` is in memory that has been registered."""
-        return self.link.covers(address_of(view), len(view))
+        return self.link.covers(view)
 
     def put(self, name: str, parts: Sequence[memoryview]) -> bool:
         """Store registered memory, part after part, as one object. Returns False when there is one of that name.
@@ -258,7 +264,7 @@ class MooncakeClient:
     def _registered(self, view: memoryview) -> int:
         """Return a view's address. TCP would take any memory and RDMA would not, so it is checked for both."""
         address = address_of(view)
-        if not self.link.covers(address, len(view)):
+        if not self.link.covers(view):
             raise InvalidInput("buffer", f"{len(view)} bytes at {address:#x}", "memory registered with the tier")
         return address
 
@@ -279,11 +285,6 @@ class MooncakeClient:
                 return True
             del self._negative[name]
             return False
-
-
-def address_of(view: memoryview) -> int:
-    """Return where the bytes of a view are."""
-    return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
 def _read_ranges(client: Any, reads: Sequence[_Read]) -> None:

@@ -9,6 +9,8 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
+import numpy as np
+
 from blend.config import MooncakeConfig
 from blend.errors import Closed, InvalidInput, TierUnavailable
 from blend.store.breaker import Breaker
@@ -50,7 +52,8 @@ class Link:
         self._closing = False
         self._ended = threading.Event()
         self._last: Callable[[], bool] = lambda: True
-        self._registered: list[tuple[int, int]] = []
+        # With its views: memory outlives its registration.
+        self._registered: dict[tuple[int, int], memoryview] = {}
         # Put to by finalizers, which may run in any thread at any time: this queue alone is safe for that.
         self._events: SimpleQueue[tuple[str, bool]] = SimpleQueue()
         breaker.health("joining the store")
@@ -70,32 +73,36 @@ class Link:
             raise TierUnavailable(f"{self.name}: down: not joined to the master at {self.config.master}")
         return client
 
-    def register(self, address: int, nbytes: int) -> None:
-        """Register memory with the library, now and whenever it joins again.
+    def register(self, memory: memoryview) -> None:
+        """Register memory with the library; where the store is not joined yet, when it is.
+
+        Memory that is refused then counts as not registered, which is logged.
 
         Raises:
-            TierUnavailable: the library refuses.
+            TierUnavailable: the library refuses it now.
         """
+        span = address_of(memory), len(memory)
         with self._lock:
             if self._client is not None:
-                self._register(self._client, address, nbytes)
-            self._registered.append((address, nbytes))
+                self._register(self._client, *span)
+            self._registered[span] = memory
 
-    def unregister(self, address: int, nbytes: int) -> None:
+    def unregister(self, memory: memoryview) -> None:
         """Take a registration back.
 
         Raises:
             InvalidInput: there is none of this memory.
         """
+        address, nbytes = address_of(memory), len(memory)
         with self._lock:
-            if (address, nbytes) not in self._registered:
+            if self._registered.pop((address, nbytes), None) is None:
                 raise InvalidInput("memory", f"{nbytes} bytes at {address:#x}", "memory that has been registered")
-            self._registered.remove((address, nbytes))
             if self._client is not None and (code := self._client.unregister_buffer(address)):
                 _log.warning("%s: unregistering %d bytes gave %d", self.name, nbytes, code)
 
-    def covers(self, address: int, nbytes: int) -> bool:
+    def covers(self, view: memoryview) -> bool:
         """Return whether all of this memory has been registered."""
+        address, nbytes = address_of(view), len(view)
         spans = [*self._registered, (self._staging.address, self._staging.capacity)]
         return any(start <= address and address + nbytes <= start + size for start, size in spans)
 
@@ -165,8 +172,13 @@ class Link:
             if code:
                 raise TierUnavailable(f"setup gave {code}")
             with self._lock:
-                for address, nbytes in [(self._staging.address, self._staging.capacity), *self._registered]:
-                    self._register(client, address, nbytes)
+                self._register(client, self._staging.address, self._staging.capacity)
+                for address, nbytes in list(self._registered):
+                    try:
+                        self._register(client, address, nbytes)
+                    except TierUnavailable as error:
+                        _log.warning("%s; what lies there is copied", error)
+                        del self._registered[address, nbytes]
                 if not self._closing:
                     self._client, client = client, None
             if client is not None:  # closed while it was joining
@@ -206,6 +218,12 @@ class Link:
             client, self._client = self._client, None
         if client is not None and idle:
             client.close()
+            self._registered.clear()
         elif client is not None:
             _log.warning("%s: left with calls to the store that have not returned", self.name)
         self._ended.set()
+
+
+def address_of(view: memoryview) -> int:
+    """Return where the bytes of a view are."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data)

@@ -7,11 +7,13 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from blend.errors import ObjectCorrupt, StoreError
-from blend.store.base import Lease, destination
+from blend.store.base import destination
 from blend.store.buffers import allocate
 from blend.store.key import ObjectKey
 from blend.store.layout import ALIGNMENT, Header, check_identity, decode, peek
+from blend.store.lease import TimedLease
 from blend.store.mooncake_client import MooncakeClient
+from blend.store.terms import Terms
 
 _PIECE_NBYTES = 4 << 20
 OnFault = Callable[["RemoteObject", StoreError], None]
@@ -100,21 +102,20 @@ class RemoteObject:
         return target.toreadonly()
 
     def _fetch(self, offset: int, nbytes: int, layer: int, layers: int, target: memoryview | None) -> memoryview:
-        """Read layers from the store: straight into the view that is returned, or by pieces into ``target``.
+        """Read layers from the store into ``target``, or into memory of its own, and return a view of that.
 
-        The caller's own memory is never handed to the library, which would go on writing to it after a deadline.
+        What has been registered is read into straight away. Other memory is never handed to the library, which may go
+        on writing to it after a deadline.
         """
-        if target is not None:
+        if target is None:
+            fits = nbytes <= self._client.staging.capacity
+            target = self._client.room(nbytes) if fits else allocate(nbytes).data
+        if not self._client.covers(target):
             self._through_staging(offset, layer, layers, target)
             return target.toreadonly()
-        if nbytes > self._client.staging.capacity:
-            room = allocate(nbytes).data
-            self._through_staging(offset, layer, layers, room)
-            return room.toreadonly()
-        view = self._client.room(nbytes)
         for first, count in self._pieces(layers):
-            self._transfer(offset, layer + first, view[first * self._step : (first + count) * self._step], first)
-        return view.toreadonly()
+            self._transfer(offset, layer + first, target[first * self._step : (first + count) * self._step], first)
+        return target.toreadonly()
 
     def _through_staging(self, offset: int, layer: int, layers: int, target: memoryview) -> None:
         for first, count in self._pieces(layers):
@@ -142,12 +143,13 @@ class RemoteObject:
             yield first, min(count, layers - first)
 
 
-class MooncakeLease(Lease):
-    """A lease on an object in a Mooncake store."""
+class MooncakeLease(TimedLease):
+    """A lease on an object in a Mooncake store. ``on_use`` is told of its key whenever it is renewed."""
 
-    def __init__(self, remote: RemoteObject, tier: str) -> None:
-        super().__init__(remote.header, tier)
+    def __init__(self, remote: RemoteObject, tier: str, terms: Terms, on_use: Callable[[ObjectKey], object]) -> None:
+        super().__init__(remote.header, tier, terms)
         self._remote: RemoteObject | None = remote
+        self._on_use = on_use
 
     def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
         return self._held().layer(layer, into)
@@ -155,10 +157,14 @@ class MooncakeLease(Lease):
     def payload(self, into: memoryview | None = None) -> memoryview:
         return self._held().payload(into)
 
-    def release(self) -> None:
+    def _let_go(self) -> None:
         self._remote = None
 
+    def _used(self) -> None:
+        self._on_use(self.header.key)
+
     def _held(self) -> RemoteObject:
+        self._require_held()
         remote = self._remote
         if remote is None:
             raise self._released()

@@ -7,22 +7,43 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
 from blend.config import MooncakeConfig
-from blend.errors import Closed, ObjectCorrupt, StoreError, TierUnavailable
+from blend.errors import Closed, InvalidInput, ObjectCorrupt, StoreError, TierUnavailable
+from blend.store import health
 from blend.store.base import Lease, Tier, TierStats, Writer, check_nbytes
 from blend.store.buffers import Buffer, flat
 from blend.store.key import PLAIN, ObjectKey, check_content
 from blend.store.known import KnownVariants
-from blend.store.layout import Header, check_identity, decode, encode
+from blend.store.layout import Header, encode
+from blend.store.lease import Readers
 from blend.store.ledger import Ledger
-from blend.store.mooncake_client import MooncakeClient, address_of
+from blend.store.mooncake_client import MooncakeClient
 from blend.store.mooncake_object import MooncakeLease, RemoteObject, read_header
+from blend.store.mooncake_writer import MooncakeWriter
 from blend.store.residency import ResidencyObserver
+from blend.store.terms import DEFAULT_TERMS, Terms
 
 _log = logging.getLogger(__name__)
+
+
+def listing(config: MooncakeConfig) -> list[ObjectKey]:
+    """Return the keys of all objects under the prefix of ``config``, without joining the store.
+
+    Raises:
+        TierUnavailable: the master's admin page cannot be read.
+    """
+    found, begin = [], f"{config.prefix}:"
+    for name in health.list_keys(config.health_address, config.deadline_seconds * 5):
+        try:
+            if name.startswith(begin):
+                found.append(ObjectKey.parse(name[len(begin) :]))
+        except InvalidInput:
+            _log.debug("%s: not an object of this store", name)
+    return found
 
 
 @dataclass(frozen=True)
@@ -48,10 +69,12 @@ class _Own:
         self.key = key
         self.nbytes = nbytes
         self.opened: ref[RemoteObject] | None = None
+        self.readers = Readers()
         self._tier = tier
 
     @property
     def pinned(self) -> bool:
+        self.readers.lapse()
         return self.key in self._tier._busy or (self.opened is not None and self.opened() is not None)
 
 
@@ -68,6 +91,7 @@ class MooncakeTier(Tier):
         make: returns a new, unjoined client of the library.
         name: what reports call it.
         observer: told what this process stores and removes.
+        terms: lease time, and watermarks of what this process has put.
 
     Raises:
         TierUnavailable: the system has no memory for staging.
@@ -79,11 +103,13 @@ class MooncakeTier(Tier):
         make: Callable[[], Any],
         name: str = "mooncake",
         observer: ResidencyObserver | None = None,
+        terms: Terms = DEFAULT_TERMS,
     ) -> None:
         self.name = name
         self.config = config
+        self._terms = terms
         self._observer = observer
-        self._ledger: Ledger[_Own] = Ledger(name, config.capacity_bytes)
+        self._ledger: Ledger[_Own] = Ledger(name, config.capacity_bytes, terms)
         self._changed = threading.Condition(threading.Lock())
         # Keys that one thread is opening, putting or removing: nobody else may do so meanwhile.
         self._busy: set[ObjectKey] = set()
@@ -95,26 +121,23 @@ class MooncakeTier(Tier):
 
     def put(self, header: Header, payload: Buffer) -> bool:
         view, head = header.check_payload(payload), encode(header)
-        if self._client.covers(view):
-            return self._put_registered(header, head, view)
         with self._changed:
             self._require_open()
             if header.key in self._ledger:
                 return False
         with self.start(header.key, header.object_nbytes) as writer:
             writer.write(0, head)
-            writer.write(len(head), view)
+            writer.write(len(head), view.toreadonly())  # nobody changes it before this returns
             return writer.commit()
 
     def start(self, key: ObjectKey, nbytes: int) -> Writer:
         check_nbytes(nbytes)
-        self._make_room(nbytes)
-        try:
-            self._client.breaker.peek()
-            return _MooncakeWriter(self, key, self._client.take(nbytes))
-        except BaseException:
-            self._cancel(nbytes)
-            raise
+        with self._changed:
+            self._require_open()
+        self._client.require_fits(nbytes)
+        self._client.breaker.peek()
+        self._make_room(key, nbytes)
+        return MooncakeWriter(self._client, key, nbytes, self._publish, partial(self._cancel, key))
 
     def get(self, key: ObjectKey) -> Lease | None:
         with self._exclusive(key):
@@ -129,21 +152,27 @@ class MooncakeTier(Tier):
                 self._hits += 1
                 self._known.learn(key)
                 own = self._ledger.use(key)
+                lease = MooncakeLease(remote, self.name, self._terms, self._used)
                 if own is not None:
                     own.opened = ref(remote)
-            return MooncakeLease(remote, self.name)
+                    own.readers.add(lease)
+            return lease
 
     def contains(self, key: ObjectKey) -> bool:
         """Return whether the store seems to have the object; False while it is down."""
         with self._changed:
             self._require_open()
+            own = self._ledger.find(key)
         try:
             found = self._client.exists(self._name_of(key))
         except TierUnavailable as error:
             _log.debug("%s: taken as missing: %s", key, error)
             return False
-        if not found:
-            self._forget(key)
+        with self._changed:
+            if found:
+                self._known.learn(key)
+            elif self._ledger.find(key) is own:  # it has not been put meanwhile
+                self._drop(key)
         return found
 
     def variants(self, content: str) -> tuple[str, ...]:
@@ -188,19 +217,42 @@ class MooncakeTier(Tier):
             self._require_open()
             return iter(self._ledger.keys())
 
+    def sizes(self) -> Iterator[tuple[ObjectKey, int]]:
+        """Iterate over everything that the master lists under the prefix; what others have put counts 0 bytes.
+
+        Raises:
+            TierUnavailable: the master's admin page cannot be read.
+        """
+        with self._changed:
+            self._require_open()
+        listed = listing(self.config)
+        with self._changed:
+            own = {held.key: held.nbytes for held in self._ledger.objects()}
+        return iter([(key, own.get(key, 0)) for key in listed])
+
     def learn(self, key: ObjectKey) -> None:
         """Take note that another node has stored an object; its conditioned variants are found by that alone."""
         with self._changed:
             self._known.learn(key)
 
+    def unlearn(self, key: ObjectKey) -> None:
+        """Take note that another node has removed an object."""
+        with self._changed:
+            self._known.forget(key)
+
     def register(self, memory: Buffer) -> None:
-        """Register memory with the library, so that :meth:`put` sends payloads within it without a copy.
+        """Register memory with the library: objects go to and from it without a copy. It is kept until then.
+
+        It is sent from where :meth:`put` is given a payload in it, and writers read-only views of it, such as a
+        lease's; leases read into it. A read that failed may go on writing to its part: that must not be used again
+        while a view of it lives. The host tier's memory keeps to this.
+
+        Where the store is not joined yet, it is registered when that happens. What is refused then is copied.
 
         Raises:
             TierUnavailable: the library refuses it.
         """
-        view = flat("memory", memory)
-        self._client.link.register(address_of(view), len(view))
+        self._client.link.register(flat("memory", memory))
 
     def unregister(self, memory: Buffer) -> None:
         """Take a registration back.
@@ -208,8 +260,7 @@ class MooncakeTier(Tier):
         Raises:
             InvalidInput: this memory has not been registered.
         """
-        view = flat("memory", memory)
-        self._client.link.unregister(address_of(view), len(view))
+        self._client.link.unregister(flat("memory", memory))
 
     def status(self) -> MooncakeStatus:
         """Return whether the store can be used, and what is under way."""
@@ -253,6 +304,10 @@ class MooncakeTier(Tier):
             self._closed = True
             self._ledger.clear()
         self._client.close()
+
+    def _used(self, key: ObjectKey) -> None:
+        with self._changed:
+            self._ledger.use(key)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -329,20 +384,24 @@ class MooncakeTier(Tier):
             _log.warning("%s: %s stays, since it cannot be removed: %s", self.name, key, failure)
 
     def _forget(self, key: ObjectKey, gone: bool = False) -> None:
+        """Take note that an object is not there; ``gone`` if it was, until this process removed it."""
         with self._changed:
-            self._known.forget(key)
-            self._opened.pop(key, None)
-            own = self._ledger.find(key)
-            if own is not None:
-                self._ledger.remove(own)
+            self._drop(key, gone)
+
+    def _drop(self, key: ObjectKey, gone: bool = False) -> None:
+        self._known.forget(key)
+        self._opened.pop(key, None)
+        own = self._ledger.find(key)
+        if own is not None:
+            self._ledger.remove(own)
         if self._observer is not None and (own is not None or gone):
             self._observer.on_removed(key, self.name)
 
-    def _make_room(self, nbytes: int) -> None:
-        """Reserve ``nbytes``; remove what has to go for it."""
+    def _make_room(self, key: ObjectKey, nbytes: int) -> None:
+        """Reserve ``nbytes`` for ``key``; remove what has to go for it."""
         with self._changed:
             self._require_open()
-            victims = self._ledger.reserve(nbytes)
+            victims = self._ledger.reserve(key, nbytes)
             self._busy.update(own.key for own in victims)
         if not victims:
             return
@@ -350,31 +409,20 @@ class MooncakeTier(Tier):
             self._client.remove([self._name_of(own.key) for own in victims])
         except BaseException as error:
             with self._changed:
-                self._ledger.cancel(nbytes)
+                self._ledger.cancel(key, nbytes)
                 for own in victims:
                     self._ledger.undo_eviction(own)
                 self._failures += isinstance(error, StoreError)
             raise
+        else:
+            for own in victims:
+                self._forget(own.key, gone=True)
         finally:
             self._idle([own.key for own in victims])
-        for own in victims:
-            self._forget(own.key, gone=True)
 
-    def _cancel(self, nbytes: int) -> None:
+    def _cancel(self, key: ObjectKey, nbytes: int) -> None:
         with self._changed:
-            self._ledger.cancel(nbytes)
-
-    def _put_registered(self, header: Header, head: bytes, view: memoryview) -> bool:
-        self._make_room(header.object_nbytes)
-        stored = False
-        try:
-            staged = self._client.take(len(head))
-            staged[:] = head
-            stored = self._publish(header.key, [staged, view])
-        finally:
-            if not stored:
-                self._cancel(header.object_nbytes)
-        return stored
+            self._ledger.cancel(key, nbytes)
 
     def _publish(self, key: ObjectKey, parts: Sequence[memoryview]) -> bool:
         """Put a whole object, unless one of that key is there."""
@@ -388,35 +436,6 @@ class MooncakeTier(Tier):
                 if stored:
                     self._opened.pop(key, None)  # of that key, but lost by the store since
                     self._ledger.settle(_Own(self, key, nbytes))
-        if stored and self._observer is not None:
-            self._observer.on_stored(key, self.name, nbytes)
+                    if self._observer is not None:
+                        self._observer.on_stored(key, self.name, nbytes)
         return stored
-
-
-class _MooncakeWriter(Writer):
-    """An object in staging memory, put as a whole when it is committed."""
-
-    def __init__(self, tier: MooncakeTier, key: ObjectKey, room: memoryview) -> None:
-        super().__init__(key, len(room))
-        self._tier = tier
-        self._room: memoryview | None = room
-
-    def _write(self, offset: int, view: memoryview) -> None:
-        assert self._room is not None
-        self._room[offset : offset + len(view)] = view
-
-    def _fill(self, offset: int, nbytes: int, source: Callable[[memoryview], object]) -> None:
-        assert self._room is not None
-        source(self._room[offset : offset + nbytes])
-
-    def _commit(self) -> bool:
-        assert self._room is not None
-        check_identity(decode(self._room), self.key, self.nbytes)
-        stored = self._tier._publish(self.key, [self._room])
-        if stored:
-            self._room = None
-        return stored
-
-    def _revoke(self) -> None:
-        self._room = None
-        self._tier._cancel(self.nbytes)

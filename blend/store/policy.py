@@ -19,6 +19,7 @@ class Policy:
         retry_seconds: pause before the first of them; each further pause is twice as long.
         prefetch: ``best_effort``, ``wait_complete`` or ``timeout``.
         prefetch_base, prefetch_per_ki_token: the timeout is the first plus the second for every 1,024 tokens.
+        stall_seconds: longest wait for a load under ``wait_complete``; what is not there by then counts as failed.
         staging_bytes: budget of objects that wait to be written to lower tiers.
         inflight_bytes: budget of objects that are being loaded from lower tiers.
 
@@ -33,6 +34,7 @@ class Policy:
     prefetch: str = StoreConfig.prefetch_policy
     prefetch_base: float = StoreConfig.prefetch_base_ms / 1e3
     prefetch_per_ki_token: float = StoreConfig.prefetch_ms_per_ki_token / 1e3
+    stall_seconds: float = 30.0
     staging_bytes: int = StoreConfig.staging_bytes
     inflight_bytes: int = StoreConfig.inflight_bytes
 
@@ -44,7 +46,7 @@ class Policy:
             value = getattr(self, name)
             if type(value) is not int or value < low:
                 raise InvalidConfig(f"policy.{name}", value, f"an integer of at least {low}")
-        for name in ("retry_seconds", "prefetch_base", "prefetch_per_ki_token"):
+        for name in ("retry_seconds", "prefetch_base", "prefetch_per_ki_token", "stall_seconds"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < float("inf"):
                 raise InvalidConfig(f"policy.{name}", value, "a number of at least 0 (seconds)")

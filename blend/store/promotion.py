@@ -51,12 +51,13 @@ class Gates:
         # A gate goes with the copy that holds it: a dropped lease leaves nothing behind.
         self._open: WeakSet[Gate] = WeakSet()
         self._removing: Counter[ObjectKey] = Counter()
+        self._dropping: Counter[str] = Counter()
 
     def open(self, key: ObjectKey) -> Gate:
         """Return a gate for a copy of ``key``; shut from the start while the object is being removed."""
         gate = Gate(key)
         with self._lock:
-            if key in self._removing:
+            if key in self._removing or any(key.within(tag) for tag in self._dropping):
                 gate.shut = True
             else:
                 self._open.add(gate)
@@ -77,6 +78,22 @@ class Gates:
                 self._removing[key] -= 1
                 if not self._removing[key]:
                     del self._removing[key]
+
+    @contextmanager
+    def dropping(self, tag: str) -> Iterator[None]:
+        """While it lasts, no copy of an object of a tenant or namespace is made; none that is under way will be."""
+        with self._lock:
+            self._dropping[tag] += 1
+            gates = [gate for gate in self._open if gate.key.within(tag)]
+        try:
+            for gate in gates:
+                gate.close()
+            yield
+        finally:
+            with self._lock:
+                self._dropping[tag] -= 1
+                if not self._dropping[tag]:
+                    del self._dropping[tag]
 
 
 def copy_object(lease: Lease, target: Tier, gate: Gate) -> bool:

@@ -14,7 +14,11 @@ _MAX_BITS = 256
 
 
 class ResidencyObserver(Protocol):
-    """Whoever wants to know what comes into a tier and what leaves it. Calls are quick and never raise."""
+    """Whoever wants to know what comes into a tier and what leaves it.
+
+    Of one key it is told in the order in which things happened. Tiers see to that with their locks: calls are quick,
+    never raise, and call no tier.
+    """
 
     def on_stored(self, key: ObjectKey, tier: str, nbytes: int) -> None:
         """Take note that an object of ``nbytes``, header included, has become readable in ``tier``."""

@@ -12,8 +12,10 @@ from blend.errors import InvalidInput, NotFound, TierUnavailable
 from blend.store import health
 from blend.store.base import Tier
 from blend.store.disk import DiskTier
-from blend.store.key import ObjectKey
+from blend.store.key import ObjectKey, check_tag, tenant_tag
 from blend.store.mooncake import listing, mooncake_tier
+from blend.store.secret import load_secret
+from blend.store.tenants import NO_QUOTAS, Quotas
 
 SCHEME = "mooncake://"
 _NO_BUDGET = 1 << 62
@@ -71,6 +73,29 @@ class Target:
     def keys(self, tier: Tier) -> list[ObjectKey]:
         """Return the keys of all objects, in order of their names."""
         return sorted(tier.keys() if self.mooncake is None else listing(self.mooncake))
+
+    def tag(self, namespace: str) -> str:
+        """Return the tag that ``namespace`` is: one already, or the name of a tenant of a directory with a secret.
+
+        Raises:
+            InvalidInput: neither a tag, nor a name where names can be told.
+            TierUnavailable: the secret cannot be read.
+        """
+        try:
+            return check_tag("NAMESPACE", namespace)
+        except InvalidInput:
+            if self.path is None or not (self.path / "secret").is_file():
+                raise InvalidInput(
+                    "NAMESPACE", namespace, "12 or 18 hex digits: names are told by the secret, which is not kept here"
+                ) from None
+            return tenant_tag(load_secret(self.path), namespace)
+
+    def quotas(self) -> Quotas:
+        """Return the quotas that were last set for a directory; none for Mooncake, which has none."""
+        try:
+            return Quotas.decode((self.path / "quotas").read_text()) if self.path is not None else NO_QUOTAS
+        except FileNotFoundError:
+            return NO_QUOTAS
 
     def quarantined_bytes(self) -> int:
         """Return the bytes of corrupt objects that a directory has set aside; 0 for Mooncake, which keeps none."""

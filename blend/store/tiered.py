@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
@@ -14,13 +16,16 @@ from blend.store.base import Lease, Tier, TierStats, Writer, check_nbytes
 from blend.store.buffers import Buffer
 from blend.store.fanout import FanOutWriter
 from blend.store.flight import SingleFlight
-from blend.store.key import PLAIN, ObjectKey, check_content
+from blend.store.key import PLAIN, ObjectKey, check_content, check_tag
 from blend.store.layout import Header, encode
 from blend.store.loading import Loader, Loads, LoadStats
 from blend.store.lookup import Found, Lookup, TieredLease, told
+from blend.store.namespaces import Dropped, NamespaceUsage, Track, drop, usage_by_namespace
+from blend.store.node import ResidencyNode
 from blend.store.policy import DEFAULT_POLICY, Policy
 from blend.store.promotion import Gate, Gates, Promotion
 from blend.store.stored import Stored, WriteStats
+from blend.store.tenants import Tenants, TenantUsage
 from blend.store.writing import Writing
 from blend.types import Variant
 
@@ -38,14 +43,25 @@ class TieredStore(Tier):
         tiers: fastest first, with different names.
         name: what reports call the whole.
         policy: how it writes and prefetches.
+        residency: what the tiers tell of themselves, and what other nodes tell; owned like them.
+        known: the tenants that its users name; by default with a secret of its own, which no key was made with.
 
     Raises:
         InvalidConfig: two tiers have one name, or the policy needs a fastest tier of another kind.
     """
 
-    def __init__(self, tiers: Sequence[Tier], name: str = "tiered", policy: Policy = DEFAULT_POLICY) -> None:
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        name: str = "tiered",
+        policy: Policy = DEFAULT_POLICY,
+        residency: ResidencyNode | None = None,
+        known: Tenants | None = None,
+    ) -> None:
         self.name = name
         self.tiers = tuple(tiers)
+        self.residency = residency
+        self.known = known or Tenants(os.urandom(32))
         self.policy = policy
         self.persistent = any(tier.persistent for tier in self.tiers)
         names = [tier.name for tier in self.tiers]
@@ -58,7 +74,7 @@ class TieredStore(Tier):
         self._hits = self._misses = self._failures = 0
         self._closed = False
         self._writing = Writing(self.tiers, policy, self._gates, self.count_fault, name)
-        first = self.tiers[0] if self.tiers else None
+        first = self.tiers[0] if self.tiers and self.tiers[0].in_memory else None
         self._loader = Loader(first, policy, self.count_fault, name)
         self._flights: SingleFlight[ObjectKey, None] = SingleFlight()
 
@@ -117,7 +133,7 @@ class TieredStore(Tier):
         return lease
 
     def load(self, keys: Iterable[ObjectKey], tokens: int | None = None) -> Loads:
-        """Begin to load objects from slower tiers, all their first layers first; return leases on those found.
+        """Begin to load objects that are not in memory, all their first layers first; return leases on those found.
 
         Args:
             keys: which; the order is that in which each layer is read.
@@ -126,14 +142,17 @@ class TieredStore(Tier):
         ready: dict[ObjectKey, Lease] = {}
         slow: list[tuple[Lease, Gate]] = []
         missed: dict[ObjectKey, str] = {}
-        for key in dict.fromkeys(keys):
+        wanted = tuple(dict.fromkeys(keys))
+        for tier in self.tiers[1:]:
+            tier.expect(key for key in wanted if not self._contains(self.tiers[0], key))
+        for key in wanted:
             found = self._find(key)
             if found.lease is None:
                 missed[key] = found.reason
-            elif found.gate is None:
+            elif found.gate is None and self.tiers[0].in_memory:
                 ready[key] = found.lease
             else:
-                slow.append((found.lease, found.gate))
+                slow.append((found.lease, found.gate or self._gates.open(key)))
         return self._loader.load(ready, slow, missed, tokens)
 
     def start(self, key: ObjectKey, nbytes: int) -> Writer:
@@ -190,21 +209,35 @@ class TieredStore(Tier):
 
         ``best`` prefers a conditioned variant wherever it is; of several, the fastest tier's first in order is taken.
 
+        Slower tiers are asked only where they can change the answer: asking costs time, and in some of them a lease.
+
         Raises:
             InvalidInput: not a content key, or no such variant.
+            StoreError: nothing was found, and a tier failed that may have it.
         """
         check_content("content", content)
         if variant not in ("plain", "conditioned", "best"):
             raise InvalidInput("variant", variant, "plain, conditioned or best")
         self._require_open()
-        plain = None
+        plain: ObjectKey | None = None
+        fault: StoreError | None = None
         for tier in self.tiers:
-            for name in self._variants(tier, content):
-                if name == PLAIN:
-                    plain = ObjectKey(content, PLAIN)
-                elif variant != "plain":
-                    return ObjectKey(content, name)
-        return plain if variant != "conditioned" else None
+            try:
+                names = tier.variants(content)
+            except StoreError as error:
+                self.count_fault(tier.name, error)
+                fault = error
+                continue
+            conditioned = [name for name in names if name != PLAIN]
+            if conditioned and variant != "plain":
+                return ObjectKey(content, conditioned[0])
+            if PLAIN in names and variant != "conditioned":
+                plain = ObjectKey(content, PLAIN)
+                if variant == "plain":
+                    break
+        if plain is None and fault is not None:
+            raise fault
+        return plain
 
     def contains(self, key: ObjectKey) -> bool:
         self._require_open()
@@ -222,18 +255,62 @@ class TieredStore(Tier):
             TierUnavailable: a tier failed and may still have it; the others have removed it.
         """
         self._require_open()
-        removed, fault = False, None
+        removed, faults = self._remove(key)
+        if faults:
+            raise list(faults.values())[-1]
+        return bool(removed)
+
+    def _remove(self, key: ObjectKey) -> tuple[list[str], dict[str, StoreError]]:
+        """Remove the object; return the names of the tiers that had it, and the faults of those that failed."""
+        removed: list[str] = []
+        faults: dict[str, StoreError] = {}
         with self._gates.removing(key):  # no copy of it is made meanwhile
             self._writing.forget(key)
             for tier in self.tiers:
                 try:
-                    removed = tier.remove(key) or removed
+                    if tier.remove(key):
+                        removed.append(tier.name)
                 except StoreError as error:
                     self.count_fault(tier.name, error)
-                    fault = error
-        if fault is not None:
-            raise fault
-        return removed
+                    faults[tier.name] = error
+        return removed, faults
+
+    def drop(self, tag: str, track: Track = iter) -> Dropped:
+        """Remove every object of a tenant or namespace from every tier; return what went, and what could not be.
+
+        None is found any more then. Those under a lease are read to its end, and copies of them that were under way
+        come to nothing. What is put while this runs, here or by another process, may be there afterwards.
+
+        Args:
+            tag: 12 hex digits of a tenant, whatever the model, or 18 of a namespace.
+            track: is given the keys to remove, and yields them: for a progress bar.
+
+        Raises:
+            InvalidInput: not a tag.
+        """
+        check_tag("namespace", tag)
+        self._require_open()
+        with self._gates.dropping(tag):
+            return drop(tag, self.tiers, self._remove, track)
+
+    def namespaces(self) -> tuple[NamespaceUsage, ...]:
+        """Return what each namespace has in each tier, in order of their tags."""
+        self._require_open()
+        return usage_by_namespace(self.tiers, self.count_fault)
+
+    def tenants(self) -> tuple[TenantUsage, ...]:
+        """Return what every tenant holds in all tiers together; its quota is that of a single one."""
+        self._require_open()
+        shares: Counter[str] = Counter()
+        quotas: dict[str, int | None] = {}
+        for usage in chain.from_iterable(tier.tenants() for tier in self.tiers):
+            shares[usage.tenant] += usage.used_bytes
+            quotas[usage.tenant] = usage.quota_bytes
+        return tuple(TenantUsage(tenant, nbytes, quotas[tenant]) for tenant, nbytes in shares.most_common())
+
+    def lingering(self, tag: str) -> int:
+        self._require_open()
+        return sum(tier.lingering(tag) for tier in self.tiers)
 
     def pin(self, key: ObjectKey, seconds: float | None = None) -> bool:
         """Protect an object in every tier that has it; return whether any could."""
@@ -249,6 +326,10 @@ class TieredStore(Tier):
     def keys(self) -> Iterator[ObjectKey]:
         self._require_open()
         return iter(dict.fromkeys(chain.from_iterable(tier.keys() for tier in self.tiers)))
+
+    def sizes(self) -> Iterator[tuple[ObjectKey, int]]:
+        self._require_open()
+        return iter(dict(chain.from_iterable(tier.sizes() for tier in reversed(self.tiers))).items())
 
     def stats(self) -> TierStats:
         """Return the whole's state: distinct objects, bytes summed over tiers, and what callers of this store saw."""
@@ -297,7 +378,7 @@ class TieredStore(Tier):
             tier.check_integrity()
 
     def close(self) -> None:
-        """Fail what is being loaded, finish what is being written, then close every tier."""
+        """Fail what is being loaded, finish what is being written, close every tier, then tell no one any more."""
         with self._lock:
             if self._closed:
                 return
@@ -305,6 +386,8 @@ class TieredStore(Tier):
         self._loader.close()
         self._writing.close()
         with ExitStack() as stack:
+            if self.residency is not None:
+                stack.callback(self.residency.close)  # after the tiers, whose last events it sends
             for tier in self.tiers:
                 stack.callback(tier.close)
 

@@ -77,6 +77,9 @@ class BlendServer:
             self._port = started.result()
             self._resources = resources.pop_all()
         logger.info("event=started address=%s model=%s", self.address, self.config.engine.model)
+        if (residency := engine.store.residency) is not None:
+            told = residency.publisher
+            logger.info("event=residency node=%s publish=%s replay=%s", told.node, told.address, told.replay_address)
         return self._port
 
     def stop(self) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blend.errors import InvalidInput
 from blend.recompute import attention
-from blend.recompute.attention import BLOCK_ROWS, Reach, attend, attend_within
+from blend.recompute.attention import BLOCK_ROWS, MASKED_ROWS, MERGED_ROWS, Reach, attend, attend_within
 
 HEADS = [(3, 3), (6, 2), (8, 1)]
 """Query heads and KV heads: groups of 1, 3 and 8."""
@@ -65,6 +65,18 @@ def test_equals_the_naive_sum(
     out = attend(query, key, value, positions, **options)
     assert out.dtype == query.dtype and out.shape == query.shape
     close(out, naive(query, key, value, positions, **options))
+
+
+@pytest.mark.parametrize("first", [0, 1, 700])
+@pytest.mark.parametrize("rows", [2, MASKED_ROWS + 1, MERGED_ROWS, 2 * MERGED_ROWS + MASKED_ROWS + 3])
+def test_two_parts_make_the_whole(first: int, rows: int) -> None:
+    made = torch.Generator().manual_seed(rows)
+    keys = first + 2 * rows
+    positions = first + torch.randperm(2 * rows, generator=made)[:rows].sort().values
+    positions[0] = first
+    query, key, value, _ = some(6, 2, rows, keys, 8)
+    assert Reach(positions).merges(query) == (first > 0 or positions[-1] != rows - 1)
+    close(attend(query, key, value, positions, scale=0.4), naive(query, key, value, positions, scale=0.4))
 
 
 @settings(deadline=None, max_examples=60)

@@ -45,12 +45,12 @@ class DeadlyIO(FileIO):
             self._die()
         return super().pwrite(fd, data, offset)
 
-    def write_record(self, fd: int, data: bytes) -> None:
+    def write_record(self, fd: int, data: bytes, offset: int = 0) -> None:
         if self._step():
             if self.share > 0.5:
-                super().write_record(fd, data)
+                super().write_record(fd, data, offset)
             self._die()
-        super().write_record(fd, data)
+        super().write_record(fd, data, offset)
 
     def truncate(self, fd: int, nbytes: int) -> None:
         if self._step():

@@ -119,13 +119,13 @@ class FaultyIO(FileIO):
         self._maybe("wait_lock")
         super().wait_lock(fd)
 
-    def read_record(self, fd: int, nbytes: int) -> bytes:
+    def read_record(self, fd: int, nbytes: int, offset: int = 0) -> bytes:
         self._maybe("read_record")
-        return super().read_record(fd, nbytes)
+        return super().read_record(fd, nbytes, offset)
 
-    def write_record(self, fd: int, data: bytes) -> None:
+    def write_record(self, fd: int, data: bytes, offset: int = 0) -> None:
         self._maybe("write_record")
-        super().write_record(fd, data)
+        super().write_record(fd, data, offset)
 
 
 NO_SPACE, BROKEN, FORBIDDEN, READ_ONLY = errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS

@@ -198,6 +198,22 @@ def test_reading_into_the_callers_memory(tier: Tier) -> None:
                 lease.payload(into=wrong)
 
 
+def test_hints_change_nothing(tier: Tier) -> None:
+    header, payload = make(1)
+    tier.expect([header.key])
+    tier.put(header, payload)
+    before = tier.stats()
+    tier.expect([header.key, make(2)[0].key])
+    assert tier.stats() == before
+    lease = tier.get(header.key)
+    assert lease is not None
+    for layer in (0, header.layers - 1):
+        lease.expect(layer)
+    assert bytes(lease.payload()) == payload
+    lease.release()
+    lease.expect(0)
+
+
 def test_a_source_fills_an_object_in_place(tier: Tier) -> None:
     header, payload = make(1)
     half = header.payload_nbytes // 2

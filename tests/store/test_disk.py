@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blend.errors import ObjectCorrupt, StoreError, TierUnavailable
-from blend.store import DiskTier, Namespace, encode
+from blend.store import LAYOUT_VERSION, DiskTier, Namespace, encode
 from tests.store.helpers import BROKEN, FORBIDDEN, NO_SPACE, OBJECT_NBYTES, READ_ONLY, FaultyIO, make, path_of, read
 
 ONCE_A_PUT = ("rename", "pread", "truncate")
@@ -301,7 +301,8 @@ def test_a_file_of_another_version_is_a_fault_then_a_miss(tmp_path: Path) -> Non
         raw = bytearray(path_of(tmp_path, header).read_bytes())
         raw[8] += 1
         path_of(tmp_path, header).write_bytes(raw)
-        with pytest.raises(ObjectCorrupt, match="format version: 2; this build reads version 1"):
+        newer = f"format version: {LAYOUT_VERSION + 1}; this build reads version {LAYOUT_VERSION}"
+        with pytest.raises(ObjectCorrupt, match=newer):
             tier.get(header.key)
         assert tier.get(header.key) is None
         assert tier.put(header, payload)

@@ -10,8 +10,9 @@ import msgpack
 import pytest
 import zmq
 
+from blend.config import ResidencySource
 from blend.errors import InvalidInput, TierUnavailable
-from blend.store.events import END, TOPIC, ResidencyPublisher, ResidencySubscriber, Source, pack, unpack
+from blend.store.events import END, TOPIC, ResidencyPublisher, ResidencySubscriber, pack, unpack
 from blend.store.key import ObjectKey
 from blend.store.residency import Event, ResidencyIndex
 
@@ -25,8 +26,8 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         sleep(0.01)
 
 
-def source(publisher: ResidencyPublisher) -> Source:
-    return Source(publisher.address, publisher.replay_address)
+def source(publisher: ResidencyPublisher) -> ResidencySource:
+    return ResidencySource(publisher.address, publisher.replay_address)
 
 
 def count(index: ResidencyIndex, node: str) -> int:
@@ -79,7 +80,7 @@ def test_what_is_missing_is_asked_for() -> None:
     index = ResidencyIndex()
     with zmq.Context() as context, context.socket(zmq.PUB) as live, context.socket(zmq.ROUTER) as replay:
         live.linger = replay.linger = 0
-        addresses = Source(
+        addresses = ResidencySource(
             *(f"tcp://127.0.0.1:{sock.bind_to_random_port('tcp://127.0.0.1')}" for sock in (live, replay))
         )
         messages = [pack(0.0, "n", "run", [Event("stored", KEYS[number], "host", 1)]) for number in range(10)]
@@ -133,7 +134,7 @@ def test_rubbish_is_counted_and_left() -> None:
         live.linger = 0
         port = live.bind_to_random_port("tcp://127.0.0.1")
         good = pack(0.0, "n", "run", [Event("stored", KEYS[0], "host", 1)])
-        with ResidencySubscriber(index, [Source(f"tcp://127.0.0.1:{port}")]) as subscriber:
+        with ResidencySubscriber(index, [ResidencySource(f"tcp://127.0.0.1:{port}")]) as subscriber:
             while count(index, "n") < 1:
                 live.send_multipart([TOPIC, bytes(8), good])
                 sleep(0.02)

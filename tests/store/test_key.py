@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blend.errors import InvalidInput
-from blend.store import Namespace, ObjectKey, conditioned_variant, content_key
+from blend.store import Namespace, ObjectKey, conditioned_variant, content_key, tenant_tag
+from blend.store.key import check_tag, model_of, tenant_of
 
 SECRET = b"sixteen bytes at least"
 FINGERPRINT = "ab" * 16
@@ -31,6 +32,36 @@ def test_nothing_crosses_a_namespace(other: Namespace) -> None:
     assert content_key(namespace, [1, 2]) != content_key(other, [1, 2])
     assert namespace.digest != other.digest
     assert len(namespace.digest) == 32
+
+
+@given(tokens)
+def test_a_key_alone_tells_its_namespace(ids: list[int]) -> None:
+    namespaces = [Namespace(t, f, SECRET) for t in ("t", "u") for f in (FINGERPRINT, "ac" * 16)]
+    keys = [ObjectKey(content_key(namespace, ids), "plain") for namespace in namespaces]
+    assert [key.namespace for key in keys] == [namespace.tag for namespace in namespaces]
+    assert [key.tenant for key in keys] == [tenant_tag(SECRET, namespace.tenant) for namespace in namespaces]
+    assert all(key.within(key.tenant) and key.within(key.namespace) for key in keys)
+    assert keys[0].tenant == keys[1].tenant != keys[2].tenant
+    assert [keys[0].within(key.namespace) for key in keys] == [True, False, False, False]
+    # What stands before the tag depends on the whole namespace too.
+    assert len({key.content[: -len(key.namespace)] for key in keys}) == len(keys)
+
+
+def test_tags_say_nothing_without_the_secret() -> None:
+    one, other = Namespace("t", FINGERPRINT, SECRET), Namespace("t", FINGERPRINT, SECRET + b"!")
+    assert tenant_of(one.tag) != tenant_of(other.tag)
+    assert model_of(one.tag) != model_of(other.tag)
+    assert model_of(one.tag) == model_of(Namespace("u", FINGERPRINT, SECRET).tag)
+    assert one.digest.hex().find(tenant_of(one.tag)) < 0
+    assert not FINGERPRINT.startswith(model_of(one.tag))
+
+
+@pytest.mark.parametrize("tag", ["", "a" * 11, "a" * 13, "a" * 17, "A" * 12, "g" * 12, "a" * 40, None])
+def test_other_texts_are_no_tags(tag: str) -> None:
+    assert check_tag("tag", "0f" * 6) == "0f" * 6
+    assert check_tag("tag", "0f" * 9) == "0f" * 9
+    with pytest.raises(InvalidInput, match="tag"):
+        check_tag("tag", tag)
 
 
 def test_parts_of_a_namespace_are_not_run_together() -> None:

@@ -86,7 +86,7 @@ def test_any_bytes_are_refused(raw: bytes) -> None:
     ("offset", "fmt", "value", "field"),
     [
         (0, "8s", b"notblend", "magic"),
-        (8, "I", 2, "format version: 2"),
+        (8, "I", 1, "format version: 1"),
         (12, "I", 4095, "header length"),
         (12, "I", 0, "header length"),
         (12, "I", 1 << 31, "header length"),

@@ -14,8 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blend.errors import InvalidConfig, InvalidInput, ObjectCorrupt, ResourceExhausted, StoreError, TierUnavailable
-from blend.store import DiskTier, HostTier, ObjectKey, TieredStore, encode
+from blend.errors import (
+    InvalidConfig,
+    InvalidInput,
+    LeaseReleased,
+    ObjectCorrupt,
+    ResourceExhausted,
+    StoreError,
+    TierUnavailable,
+)
+from blend.store import DiskTier, HostTier, ObjectKey, Terms, TieredStore, encode
 from blend.store.mooncake import MooncakeConfig, MooncakeTier, library, listing, mooncake_tier
 from tests.store.helpers import make, read
 from tests.store.mooncake_server import (
@@ -474,3 +482,39 @@ def test_the_factory_makes_a_tier_that_may_be_down() -> None:
     assert MooncakeConfig("host:1").health_address == "host:9003"
     with mooncake_tier(config) as tier:
         assert not tier.status().up
+
+
+def test_leases_here_have_the_time_that_the_settings_give(cluster: Master) -> None:
+    now = 100.0
+    terms = Terms(lease_seconds=10.0, clock=lambda: now)
+    require_mooncake()
+    header, payload = make(1)
+    with mooncake_tier(config_for(cluster, prefix=f"t{next(_prefixes)}"), terms=terms) as tier:
+        wait_for("the tier joins", lambda: tier.status().up)
+        tier.put(header, payload)
+        lease, renewed = tier.get(header.key), tier.get(header.key)
+        assert lease is not None and renewed is not None
+        assert lease.seconds_left == 10.0
+        now += 9.0
+        renewed.renew()
+        assert bytes(lease.layer(0)) == payload[: header.layer_nbytes]
+        now += 2.0
+        with pytest.raises(LeaseReleased, match="expired after 10.0 s"):
+            lease.payload()
+        assert bytes(renewed.payload()) == payload
+        renewed.release()
+        assert read(tier, header.key) == payload
+
+
+def test_a_chunk_that_was_found_is_known_without_asking_again(cluster: Master, join: Join) -> None:
+    header, payload = make(3)
+    prefix = f"t{next(_prefixes)}"
+    first, second = join(cluster, prefix=prefix), join(cluster, prefix=prefix)
+    for tier in (first, second):
+        wait_for("both join", lambda tier=tier: tier.status().up)
+    first.put(header, payload)
+    assert second.variants(header.key.content) == ("plain",)
+    asked = []
+    second._client.exists = lambda name: asked.append(name)  # type: ignore[method-assign,assignment,func-returns-value]
+    assert second.variants(header.key.content) == ("plain",)
+    assert asked == []

@@ -1,0 +1,241 @@
+"""One request's chunks on their way from the store to its canvas: found, waited for, placed layer by layer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from types import TracebackType
+from typing import Literal
+
+import torch
+
+from blend.errors import ResourceExhausted, StoreError
+from blend.recompute.assemble import Assembly, Piece
+from blend.recompute.canvas import Canvas
+from blend.recompute.rope import Rotation
+from blend.store import Header, Lease, LoadingLease, ObjectKey, TieredStore
+from blend.types import Chunk, ChunkReport
+
+with warnings.catch_warnings():
+    # Leases hand out read-only memory, and nothing here writes to it. torch warns of that once in a process: now.
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
+
+Lost = Mapping[ObjectKey, str]
+"""Objects that were lost while a request was computed from them, and why: absent when it is planned again."""
+
+
+class ChunkLost(Exception):
+    """A chunk that work had begun with could not be read to its end. The request has to be planned again.
+
+    Attributes:
+        wanted: the object.
+        reason: what failed.
+    """
+
+    def __init__(self, wanted: ObjectKey, reason: str) -> None:
+        super().__init__(f"{wanted} was lost while it was loaded: {reason}")
+        self.wanted = wanted
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Place:
+    """A chunk in a prompt, and what is asked of the store for it.
+
+    ``start`` and ``end`` are its positions; ``key`` its content key; ``exact`` whether it stands behind the very
+    context it was encoded behind; ``wanted`` the object to load, if any; ``outcome`` and ``reason`` say why none is.
+    """
+
+    chunk: Chunk
+    start: int
+    end: int
+    key: str
+    exact: bool
+    wanted: ObjectKey | None
+    outcome: Literal["unused", "miss", "failed"] = "unused"
+    reason: str = ""
+
+
+@dataclass
+class Loaded:
+    """What a load puts on the canvas.
+
+    ``chunks`` are the spans that hold KV, ``exact`` those of them whose KV needs no repair, ``missing`` the
+    spans of chunks that hold none. Times are in milliseconds; ``fetch_ms`` is what was waited for bytes.
+    """
+
+    reports: list[ChunkReport] = field(default_factory=list)
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    exact: list[tuple[int, int]] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    lookup_ms: float = 0.0
+    fetch_ms: float = 0.0
+    rotate_ms: float = 0.0
+
+    def unused(self) -> Loaded:
+        """Return what this load comes to when all of it is computed after all: every chunk is a span without KV."""
+        reports = [replace(r, outcome="unused") if r.outcome == "hit" else r for r in self.reports]
+        spans = [(r.start, r.start + r.tokens) for r in self.reports]
+        return replace(self, reports=reports, chunks=[], exact=[], missing=spans)
+
+
+class _Source:
+    """One stored object, read layer by layer: a view where it is in memory, as it comes where it is being loaded."""
+
+    def __init__(self, lease: Lease, dtype: torch.dtype) -> None:
+        header = lease.header
+        self.wanted = header.key
+        self._shape = (2, header.kv_heads, header.tokens, header.head_dim)
+        self._nbytes = header.layer_nbytes
+        self._dtype = dtype
+        self._lease = lease
+        # A view outlives its lease; reading through the lease would fail once the lease's time is up.
+        self._whole = None if isinstance(lease, LoadingLease) else lease.payload()
+
+    def layer(self, layer: int) -> torch.Tensor:
+        """Return ``[2, KVH, T, D]``; raises :class:`ChunkLost`."""
+        if self._whole is not None:
+            raw = self._whole[layer * self._nbytes : (layer + 1) * self._nbytes]
+        else:
+            try:
+                raw = self._lease.layer(layer)
+            except (StoreError, ResourceExhausted) as error:
+                raise ChunkLost(self.wanted, str(error)) from None
+        return torch.frombuffer(raw, dtype=self._dtype).view(self._shape)
+
+
+class Filling:
+    """The chunks of one request, from look-up to canvas. A context manager: leaving it lets go of all of them.
+
+    What is not in the fastest tier begins to load at once. In this order: :meth:`wait`, which may take its time and
+    holds nobody else up; :meth:`settle`, which says what there is; :meth:`onto`, after which the canvas takes each
+    layer when a pass first needs it, while later ones are still being read.
+
+    Args:
+        places: the prompt's chunks.
+        store: where they are.
+        wrong: why a stored object is not the chunk it was asked for, or an empty string.
+        rotations: one for each layer of the model.
+        dtype: of the model's KV.
+        last: position of the prompt's last token, which is never taken from the store, for its logits are wanted.
+        begun: when looking up began, a reading of :func:`time.perf_counter`.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        store: TieredStore,
+        wrong: Callable[[Header, Chunk], str],
+        rotations: Sequence[Rotation | None],
+        dtype: torch.dtype,
+        last: int,
+        begun: float,
+    ) -> None:
+        self._places = tuple(places)
+        self._wrong = wrong
+        self._rotations = rotations
+        self._dtype = dtype
+        self._last = last
+        self._patient = store.policy.prefetch != "best_effort"
+        tokens = sum(place.end - place.start for place in places if place.wanted is not None)
+        self._loads = store.load((place.wanted for place in places if place.wanted is not None), tokens)
+        self._sources: dict[ObjectKey, _Source] = {}
+        self._faults: dict[ObjectKey, str] = {}
+        self._loaded = Loaded(lookup_ms=(perf_counter() - begun) * 1e3)
+
+    def wait(self) -> None:
+        """Wait for the store as long as its prefetch policy says. To be called without holding anybody else up."""
+        begin = perf_counter()
+        if self._patient:
+            self._loads.begin()
+        for wanted, lease in self._loads.items():
+            if not isinstance(lease, LoadingLease):
+                self._read(wanted, lease)
+        self._loaded.fetch_ms += (perf_counter() - begin) * 1e3
+
+    def _read(self, wanted: ObjectKey, lease: Lease) -> None:
+        if wanted in self._sources or wanted in self._faults:
+            return
+        try:
+            self._sources[wanted] = _Source(lease, self._dtype)
+        except (StoreError, ResourceExhausted) as error:
+            self._faults[wanted] = str(error)
+
+    def settle(self) -> Loaded:
+        """Return what there is: which chunks the canvas will hold and which have to be computed. Waits for nothing."""
+        if not self._patient:
+            self._loads.begin()
+        loaded, seen = self._loaded, set[ObjectKey]()
+        for place in self._places:
+            report = self._report(place)
+            repeated = place.wanted in seen
+            loaded.reports.append(replace(report, nbytes=0) if repeated else report)
+            if report.outcome != "hit":
+                loaded.missing.append((place.start, place.end))
+                continue
+            assert place.wanted is not None
+            seen.add(place.wanted)
+            span = (place.start, min(place.end, self._last))
+            if span[0] < span[1]:
+                loaded.chunks.append(span)
+                if place.exact and report.variant == "plain":
+                    loaded.exact.append(span)
+        return loaded
+
+    def _report(self, place: Place) -> ChunkReport:
+        wanted = place.wanted
+        report = ChunkReport(place.key, place.start, len(place.chunk), place.outcome, reason=place.reason)
+        if wanted is None:
+            return report
+        lease = self._loads.get(wanted)
+        if lease is None:
+            reason = self._loads.missed[wanted]
+            outcome: Literal["miss", "failed"] = "failed" if reason and wanted not in self._loads.late else "miss"
+            return replace(report, outcome=outcome, reason=reason or "not stored")
+        self._read(wanted, lease)
+        report = replace(report, tier=lease.tier)
+        if reason := self._faults.get(wanted) or self._wrong(lease.header, place.chunk):
+            return replace(report, outcome="failed", reason=reason)
+        return replace(report, outcome="hit", variant=wanted.variant, nbytes=lease.header.payload_nbytes)
+
+    def onto(self, canvas: Canvas) -> None:
+        """Have the canvas filled, each layer when it is first needed. Then a pass may raise :class:`ChunkLost`."""
+        hits = [
+            (place, self._sources[place.wanted])
+            for place, report in zip(self._places, self._loaded.reports, strict=True)
+            if report.outcome == "hit" and place.wanted is not None and place.start < self._last
+        ]
+        if not hits:
+            return
+        pieces = [
+            Piece(place.start, min(place.end, self._last) - place.start, self._loads[source.wanted].header.position)
+            for place, source in hits
+        ]
+        assembly = Assembly(canvas, pieces, self._rotations)
+        loaded, sources = self._loaded, [source for _, source in hits]
+
+        def fill(layer: int) -> None:
+            begin = perf_counter()
+            kv = [source.layer(layer) for source in sources]
+            fetched = perf_counter()
+            assembly.put(layer, kv)
+            loaded.fetch_ms += (fetched - begin) * 1e3
+            loaded.rotate_ms += (perf_counter() - fetched) * 1e3
+
+        canvas.fill_by(fill)
+
+    def close(self) -> None:
+        """Let go of everything; what has not been read by now is not read any more. Safe to call again."""
+        self._sources.clear()
+        self._loads.close()
+
+    def __enter__(self) -> Filling:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

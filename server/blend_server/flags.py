@@ -1,0 +1,239 @@
+"""The flags of ``blend-server``, and the settings that they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import stat
+from collections.abc import Iterable
+from typing import Any
+
+from blend.config import (
+    MOONCAKE_ADMIN_PORT,
+    MOONCAKE_PROTOCOLS,
+    RESIDENCY_LOOPBACK,
+    EngineConfig,
+    MooncakeConfig,
+    RagConfig,
+    ResidencyConfig,
+    ResidencySource,
+    ServerConfig,
+    StoreConfig,
+)
+from blend.errors import InvalidConfig
+
+_EPILOG = """\
+examples:
+  blend-server
+  blend-server --address 127.0.0.1:0 --data-dir ./data --ready-file ./address
+  blend-server --model Qwen/Qwen3-0.6B --dtype bfloat16 --host-bytes 8GiB --disk-bytes 100GiB
+  (umask 077; head -c 32 /dev/urandom >./secret)   # once; the same file for all servers that share chunks
+  blend-server --mooncake 10.0.0.5:50051 --mooncake-segment-bytes 8GiB --secret-file ./secret
+
+The server neither encrypts nor asks who is calling: keep it on a loopback address, or behind a proxy that does.
+SIGTERM and SIGINT stop it cleanly; a second one ends it at once.
+"""
+
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_MAX_SECRET = 4096
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", re.IGNORECASE)
+
+
+def config(arguments: argparse.Namespace) -> ServerConfig:
+    """The settings that the arguments stand for.
+
+    Raises:
+        InvalidConfig: a value is not allowed.
+    """
+    return ServerConfig(
+        address=arguments.address,
+        data_dir=arguments.data_dir,
+        max_queue=arguments.max_queue,
+        max_message_bytes=arguments.max_message_bytes,
+        drain_seconds=arguments.drain_seconds,
+        engine=EngineConfig(
+            model=arguments.model,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            threads=arguments.threads,
+            store=StoreConfig(
+                host_bytes=arguments.host_bytes,
+                disk_bytes=arguments.disk_bytes,
+                secret=_secret(arguments.secret_file) if arguments.secret_file is not None else None,
+                mooncake=_mooncake(arguments),
+                residency=_residency(arguments),
+            ),
+        ),
+        rag=RagConfig(
+            chunk_tokens=arguments.chunk_tokens,
+            embedding_model=arguments.embedding_model,
+            top_k=arguments.top_k,
+            max_document_bytes=arguments.max_document_bytes,
+            max_new_tokens=arguments.max_new_tokens,
+        ),
+    )
+
+
+def _mooncake(arguments: argparse.Namespace) -> MooncakeConfig | None:
+    given = _given(arguments, "mooncake_")
+    if arguments.mooncake is None:
+        if given:
+            raise InvalidConfig("--mooncake", None, f"HOST:PORT of a master, with {_flags('mooncake_', given)}")
+        return None
+    if arguments.secret_file is None:
+        raise InvalidConfig(
+            "--secret-file", None, "a file of at least 16 random bytes, the same for all servers of one Mooncake store"
+        )
+    return MooncakeConfig(arguments.mooncake, **given)
+
+
+def _residency(arguments: argparse.Namespace) -> ResidencyConfig | None:
+    given = _given(arguments, "residency_")
+    sources = given.pop("follow", [])
+    node = given.pop("node", None)
+    if node is None:
+        if sources or given:
+            named = _flags("residency_", [*given, *(["follow"] if sources else [])])
+            raise InvalidConfig("--residency-node", None, f"this server's name, with {named}")
+        return None
+    return ResidencyConfig(node, **given, sources=tuple(ResidencySource(*text.split(",", 1)) for text in sources))
+
+
+def _given(arguments: argparse.Namespace, prefix: str) -> dict[str, Any]:
+    """The flags of a group that were given, by the settings' names."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in vars(arguments).items()
+        if name.startswith(prefix) and value is not None
+    }
+
+
+def _flags(prefix: str, names: Iterable[str]) -> str:
+    return ", ".join(f"--{prefix}{name}".replace("_", "-") for name in sorted(names))
+
+
+def _secret(path: str) -> bytes:
+    """The bytes of a file that its owner alone may read.
+
+    Raises:
+        InvalidConfig: it is none, or holds too few or too many bytes.
+    """
+    allowed = f"a file of 16 to {_MAX_SECRET} bytes that belongs to you, mode 0600"
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as file:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise InvalidConfig("--secret-file", f"{path}, mode {stat.filemode(found.st_mode)}", allowed)
+            secret = file.read(_MAX_SECRET + 1)
+    except OSError as error:
+        raise InvalidConfig("--secret-file", f"{path}: {error}", allowed) from error
+    if not 16 <= len(secret) <= _MAX_SECRET:
+        raise InvalidConfig("--secret-file", f"{path}, {found.st_size} bytes", allowed)
+    return secret
+
+
+def _size(text: str) -> int:
+    """``1.5GiB`` or a plain number of bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 1073741824, 512MiB or 1.5GiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+def _shown(count: int) -> str:
+    """The size in the largest unit that divides it."""
+    unit, scale = max(((u, s) for u, s in _UNITS.items() if count % s == 0), key=lambda pair: pair[1])
+    return f"{count // scale}{unit.replace('IB', 'iB')}"
+
+
+def parser() -> argparse.ArgumentParser:
+    base = ServerConfig()
+    engine, rag, store = base.engine, base.rag, base.engine.store
+    parser = argparse.ArgumentParser(
+        "blend-server",
+        description="Serves blend.v1.BlendService over gRPC: documents in, answers from precomputed KV out.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+    def add(group: argparse._ArgumentGroup, flag: str, default: object, text: str, **options: object) -> None:
+        shown = _shown(default) if options.get("type") is _size and isinstance(default, int) else default
+        group.add_argument(flag, default=default, help=f"{text} (default: {shown})", **options)  # type: ignore[arg-type]
+
+    serving = parser.add_argument_group("serving")
+    add(serving, "--address", base.address, "where to listen; port 0 takes a free one", metavar="HOST:PORT")
+    serving.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help=f"documents, index and stored KV (default: {base.path}; $BLEND_CACHE moves it)",
+    )
+    add(serving, "--max-queue", base.max_queue, "requests that may wait for the model", type=int, metavar="N")
+    add(serving, "--max-message-bytes", base.max_message_bytes, "largest gRPC message", type=_size, metavar="SIZE")
+    add(serving, "--drain-seconds", base.drain_seconds, "time for running requests at a stop", type=int, metavar="N")
+    serving.add_argument("--ready-file", metavar="FILE", help="write the bound address here once requests are served")
+    add(serving, "--log-level", "info", "to stderr", choices=("debug", "info", "warning", "error"))
+
+    model = parser.add_argument_group("model and store")
+    add(model, "--model", engine.model, "a name, a directory in transformers format, or a hub id")
+    add(model, "--device", engine.device, "auto, cpu or cuda")
+    add(model, "--dtype", engine.dtype, "auto, float32, bfloat16 or float16")
+    model.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
+    add(model, "--host-bytes", store.host_bytes, "KV in memory; 0 leaves that tier out", type=_size, metavar="SIZE")
+    add(model, "--disk-bytes", store.disk_bytes, "KV on disk; 0 leaves that tier out", type=_size, metavar="SIZE")
+
+    shared = MooncakeConfig("localhost:50051")
+    mooncake = parser.add_argument_group("sharing chunks through a Mooncake store")
+    mooncake.add_argument("--mooncake", metavar="HOST:PORT", help="its master; needs blendkv[mooncake]")
+    mooncake.add_argument(
+        "--mooncake-health",
+        metavar="HOST:PORT",
+        help=f"the master's admin pages (default: its port {MOONCAKE_ADMIN_PORT})",
+    )
+    mooncake.add_argument(
+        "--mooncake-hostname",
+        metavar="HOST",
+        help=f"where other servers reach this one (default: {shared.hostname})",
+    )
+    mooncake.add_argument("--mooncake-protocol", help=f"{' or '.join(MOONCAKE_PROTOCOLS)} (default: {shared.protocol})")
+    mooncake.add_argument(
+        "--mooncake-segment-bytes",
+        type=_size,
+        metavar="SIZE",
+        help=f"memory that this server lends to the store (default: {shared.segment_bytes})",
+    )
+    mooncake.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="what keys the names of stored chunks, the same on all servers of one store; mode 0600 "
+        "(default: drawn at random and kept in the data directory)",
+    )
+
+    residency = parser.add_argument_group("telling other servers and routers which chunks are here")
+    residency.add_argument("--residency-node", metavar="NAME", help="this server's name; begins to publish")
+    residency.add_argument(
+        "--residency-publish",
+        metavar="ENDPOINT",
+        help=f"where, such as tcp://10.0.0.7:5557 (default: {RESIDENCY_LOOPBACK}, a free port)",
+    )
+    residency.add_argument(
+        "--residency-replay",
+        metavar="ENDPOINT",
+        help=f"where the last events can be asked for (default: {RESIDENCY_LOOPBACK})",
+    )
+    residency.add_argument(
+        "--residency-follow",
+        action="append",
+        metavar="ENDPOINTS",
+        help="where another server publishes and, after a comma, where its last events can be asked for; "
+        "may be repeated",
+    )
+
+    documents = parser.add_argument_group("documents and answers")
+    add(documents, "--chunk-tokens", rag.chunk_tokens, "most tokens of a chunk", type=int, metavar="N")
+    add(documents, "--embedding-model", rag.embedding_model, "for retrieval", metavar="NAME")
+    add(documents, "--max-document-bytes", rag.max_document_bytes, "largest document", type=_size, metavar="SIZE")
+    add(documents, "--top-k", rag.top_k, "passages unless a question says otherwise", type=int, metavar="N")
+    add(documents, "--max-new-tokens", rag.max_new_tokens, "likewise, longest answer", type=int, metavar="N")
+    return parser

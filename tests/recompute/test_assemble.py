@@ -1,0 +1,67 @@
+"""Placing stored chunks on a canvas, against turning and copying each chunk by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from blend.errors import InvalidInput
+from blend.recompute.assemble import Assembly, Piece
+from blend.recompute.canvas import Canvas
+from blend.recompute.rope import Pairing, Rotation
+
+CPU = torch.device("cpu")
+
+
+def rotation(pairs: int, pairing: Pairing = "half", theta: float = 1e4) -> Rotation:
+    return Rotation(theta ** -(torch.arange(pairs) / pairs), pairing)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize(("pairs", "dims"), [(8, 16), (3, 16), (40, 80)])
+def test_keys_turn_by_their_chunk_s_shift_and_values_stay(
+    dtype: torch.dtype, pairing: Pairing, pairs: int, dims: int
+) -> None:
+    torch.manual_seed(pairs)
+    one = rotation(pairs, pairing)
+    rotations = [one, None, rotation(pairs, pairing, 500.0), one]
+    sizes, starts, stored_at = [1, 63, 7], [2, 3, 90], [1, 1, 900]  # the last turns back
+    canvas = Canvas(4, 2, 100, dims, dtype, CPU)
+    chunks = [torch.randn(4, 2, 2, size + 2, dims).to(dtype) for size in sizes]
+    pieces = [Piece(start, size, at) for start, size, at in zip(starts, sizes, stored_at, strict=True)]
+    assembly = Assembly(canvas, pieces, rotations)
+    for layer in range(4):
+        assembly.put(layer, [chunk[layer] for chunk in chunks])
+    covered = torch.zeros(100, dtype=torch.bool)
+    for piece, chunk in zip(pieces, chunks, strict=True):
+        span = slice(piece.start, piece.start + piece.tokens)
+        covered[span] = True
+        for layer, turn in enumerate(rotations):
+            keys, values = chunk[layer][:, :, : piece.tokens]
+            want = keys if turn is None else turn.rotate(keys, piece.start - piece.stored_at)
+            # A product may be rounded once or twice before the one rounding to the canvas's dtype.
+            assert_close(canvas.k[layer, :, span], want, rtol=torch.finfo(dtype).eps, atol=1e-6)
+            assert torch.equal(canvas.v[layer, :, span], values)
+    assert not canvas.k[:, :, ~covered].any()
+    assert not canvas.v[:, :, ~covered].any()
+
+
+def test_odd_values_keep_their_meaning() -> None:
+    """Infinities, zeros of both signs, subnormals, and ties between two roundings."""
+    bits = torch.arange(0, 65536, 1, dtype=torch.int32).to(torch.uint16)
+    keys = bits.view(torch.bfloat16)[: 65536 // 16 * 16].view(1, -1, 16)
+    kv = torch.stack((keys, keys))
+    turn = rotation(8)
+    canvas = Canvas(1, 1, keys.shape[1], 16, torch.bfloat16, CPU)
+    Assembly(canvas, [Piece(0, keys.shape[1], 7)], [turn]).put(0, [kv])
+    want = turn.rotate(keys, -7)
+    assert_close(canvas.k[0], want, rtol=2**-7, atol=1e-38, equal_nan=True)
+    assert torch.equal(canvas.v[0].view(torch.uint16), keys.view(torch.uint16)), "values are copied bit by bit"
+
+
+def test_it_wants_one_tensor_for_each_piece() -> None:
+    canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
+    with pytest.raises(InvalidInput, match="2 pieces"):
+        Assembly(canvas, [Piece(0, 1, 0), Piece(1, 1, 0)], [None]).put(0, [torch.zeros(2, 1, 1, 4)])

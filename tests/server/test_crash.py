@@ -1,0 +1,204 @@
+"""A server that is killed while it takes documents in: what it had acknowledged is whole, and nothing else shows."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+import blend_server
+from blend.types import Answer, Plan
+from blend_server.client import Client, Document, ServiceError
+from blend_server.proto.blend.v1 import blend_pb2 as pb
+
+ROUNDS = 8
+DOCUMENTS = 24
+PLAN = Plan("query", 0.15)
+ROOMS = ("attic", "boiler room", "chapel", "dairy", "engine shed", "forge", "gallery", "hall")
+
+
+def text_of(number: int, version: int) -> str:
+    """A document of several chunks, every sentence of which names the document and its version."""
+    return " ".join(
+        f"In version {version} of record {number} the {ROOMS[(number + line) % len(ROOMS)]} has door {line}."
+        for line in range(6 + number % 5)
+    )
+
+
+@dataclass
+class Told:
+    """What the client knows: which version of each document was sent, and which the server said it has stored."""
+
+    sent: dict[str, set[int]] = field(default_factory=dict)
+    stored: dict[str, int] = field(default_factory=dict)
+    chunks: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def documents(self, rng: random.Random) -> list[Document]:
+        """All documents in a random order; some of those that are stored in a new version."""
+        found = []
+        for number in rng.sample(range(DOCUMENTS), DOCUMENTS):
+            name = f"record {number}"
+            version = self.stored.get(name, 0)
+            if name in self.stored and rng.random() < 0.25:
+                version = max(self.sent[name]) + 1
+            found.append(self.document(number, version))
+        return found
+
+    def document(self, number: int, version: int) -> Document:
+        name = f"record {number}"
+        self.sent.setdefault(name, set()).add(version)
+        return Document(name, text_of(number, version), f"Record {number}")
+
+
+class Served:
+    """The command ``blend-server`` on a data directory, to be killed."""
+
+    def __init__(self, model: Path, directory: Path, log: Path) -> None:
+        ready = log.with_suffix(".address")
+        ready.unlink(missing_ok=True)
+        arguments = ["--address", "127.0.0.1:0", "--data-dir", str(directory), "--ready-file", str(ready)]
+        arguments += ["--model", str(model), "--dtype", "float32", "--threads", "1", "--chunk-tokens", "128"]
+        arguments += ["--host-bytes", "64MiB", "--disk-bytes", "256MiB", "--max-new-tokens", "4"]
+        root = Path(blend_server.__file__).parents[1]
+        self.log = log
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "blend_server", *arguments],
+                stdout=subprocess.DEVNULL,
+                stderr=sink,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+            )
+        end = monotonic() + 120
+        while not ready.exists():
+            assert self.process.poll() is None and monotonic() < end, log.read_text()[-2000:]
+            sleep(0.01)
+        self.address = ready.read_text().strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+
+@pytest.fixture
+def serving(tiny_model_dir: Path, tmp_path: Path) -> Iterator[object]:
+    """Starts servers on one data directory; whatever still runs is killed in the end."""
+    started: list[Served] = []
+
+    def start() -> Served:
+        started.append(Served(tiny_model_dir, tmp_path / "data", tmp_path / "log"))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_was_acknowledged_outlives_kills_at_random_moments(serving) -> None:  # type: ignore[no-untyped-def]
+    rng = random.Random(11)
+    told = Told()
+    early = 0
+    for number in range(ROUNDS):
+        server = serving()
+        with Client(server.address) as client:
+            check(client, told, ask=rng.sample(range(DOCUMENTS), 3))
+            # In most rounds after some acknowledgements, in the others wherever it happens to be.
+            after = None if number % 4 == 3 else rng.randint(1, 5)
+            early += not ingest_until_killed(client, server, told, rng, after)
+        server.kill()
+    assert early < ROUNDS / 2, "most were killed after the first acknowledgement"
+    server = serving()
+    with Client(server.address) as client:
+        check(client, told, ask=range(DOCUMENTS))
+        whole = [told.document(number, told.stored.get(f"record {number}", 0)) for number in range(DOCUMENTS)]
+        ends = [p for p in client.ingest(whole) if p.WhichOneof("stage") in ("stored", "unchanged", "failed")]
+        assert [(p.document_id, p.failed.message) for p in ends if p.HasField("failed")] == []
+        assert [p.document_id for p in ends] == [document.id for document in whole]
+        for document, progress in zip(whole, ends, strict=True):
+            told.stored[document.id] = version_of(document.content)
+            assert progress.stored.chunks or progress.unchanged.chunks
+        check(client, told, ask=range(DOCUMENTS), all_hits=True)
+        assert client.stats().corpus.documents == DOCUMENTS
+
+
+def version_of(text: str | bytes) -> int:
+    assert isinstance(text, str)
+    (version,) = set(re.findall(r"version (\d+)", text))
+    return int(version)
+
+
+def ingest_until_killed(client: Client, server: Served, told: Told, rng: random.Random, after: int | None) -> int:
+    """Ingest all documents until the server dies; return how many it had acknowledged."""
+    documents = told.documents(rng)
+    versions = {document.id: version_of(document.content) for document in documents}
+    killer = threading.Timer(rng.uniform(0.02, 0.5), server.process.kill)
+    if after is None:
+        killer.start()
+    acknowledged = 0
+    try:
+        for progress in client.ingest(documents):
+            stage, name = progress.WhichOneof("stage"), progress.document_id
+            assert stage != "failed", progress.failed.message
+            if stage == "chunked":
+                told.chunks[name, versions[name]] = progress.chunked.chunks
+            if stage == "stored":
+                told.stored[name] = versions[name]
+                acknowledged += 1
+                if acknowledged == after:
+                    killer = threading.Timer(rng.uniform(0, 0.06), server.process.kill)
+                    killer.start()
+    except ServiceError as error:
+        if error.code not in ("UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL"):
+            raise
+    if killer.ident is None:  # there were fewer acknowledgements than that
+        server.kill()
+    else:
+        killer.join()
+    return acknowledged
+
+
+def check(client: Client, told: Told, ask: object, all_hits: bool = False) -> None:
+    """Every acknowledged document is listed, whole, and answers; whatever else is listed is whole, too."""
+    listed = {document.id: document for document in client.documents()}
+    assert told.stored.keys() <= listed.keys()
+    passages: dict[str, dict[int, pb.Passage]] = {}
+    if listed:
+        for passage in client.retrieve("Which door is in which room?", k=1000):
+            assert passage.ordinal not in passages.setdefault(passage.document_id, {})
+            passages[passage.document_id][passage.ordinal] = passage
+    assert passages.keys() == listed.keys(), "nothing is found of what is not listed, and all of what is"
+    for name, document in listed.items():
+        parts = passages[name]
+        assert sorted(parts) == list(range(document.chunks))
+        text = " ".join(parts[place].text for place in sorted(parts))
+        number, version = int(name.split()[1]), version_of(text)
+        assert version in told.sent[name]
+        # One that was replaced when the server died is the old one or the new one.
+        assert version >= told.stored.get(name, 0)
+        want = text_of(number, version)
+        assert text.split() == want.split()
+        assert document.sha256 == sha256(want.encode()).hexdigest()
+        assert document.chunks == told.chunks.get((name, version), document.chunks)
+        told.stored[name] = version
+    for number in ask:  # type: ignore[attr-defined]
+        name = f"record {number}"
+        if name not in listed:
+            continue
+        line = f"In version {told.stored[name]} of record {number} the {ROOMS[number % len(ROOMS)]} has door 0."
+        *_, answer = client.answer(line, k=5, plan=PLAN)
+        assert isinstance(answer, Answer)
+        assert any(p.document_id == name for p in client.retrieve(line, k=5))
+        outcomes = [chunk.outcome for chunk in answer.report.chunks]
+        assert set(outcomes) <= {"hit", "miss"}
+        assert all(outcome == "hit" for outcome in outcomes) or not all_hits
