@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
 
@@ -27,6 +27,14 @@ from blend.store import (
 from blend.types import Chunk, Prompt, Variant
 
 Which = Literal["none", "exact", "all"]
+
+
+@dataclass(frozen=True)
+class _Write:
+    """An object on its way into the store: the events of that, and the content keys that it was encoded behind."""
+
+    events: Stored
+    neighbours: tuple[str, ...]
 
 
 class ChunkCache:
@@ -60,7 +68,7 @@ class ChunkCache:
         self._speed = speed
         self._max_rows = max_rows
         self._generation = new_generation()
-        self._writes: dict[ObjectKey, Stored] = {}
+        self._writes: dict[ObjectKey, _Write] = {}
         self._dtype = str(decoder.dtype).removeprefix("torch.")
 
     def namespace(self, tenant: str) -> Namespace:
@@ -93,9 +101,9 @@ class ChunkCache:
         key = self.key(chunk, tenant)
         neighbours = tuple(self.key(other, tenant) for other in behind)
         object_key = ObjectKey(key, conditioned_variant(neighbours) if neighbours else "plain")
-        self._writes = {k: write for k, write in self._writes.items() if not write.durable.done()}
+        self._writes = {k: write for k, write in self._writes.items() if not write.events.durable.done()}
         if object_key in self._writes:
-            return self._writes[object_key], False
+            return self._writes[object_key].events, False
         if self.store.contains(object_key):
             return None, False
         before = self.sink + tuple(t for other in behind for t in other.token_ids)
@@ -114,8 +122,9 @@ class ChunkCache:
             generation=self._generation,
         )
         raw = memoryview(payload.view(torch.uint8).numpy()).cast("B")
-        self._writes[object_key] = write = self.store.put_async(header.sealed(raw), raw)
-        return write, True
+        events = self.store.put_async(header.sealed(raw), raw)
+        self._writes[object_key] = _Write(events, neighbours)
+        return events, True
 
     def _check(self, chunk: Chunk, before: int) -> None:
         if before + len(chunk) > self.decoder.max_positions:
@@ -191,15 +200,38 @@ class ChunkCache:
             return "the object has another shape or dtype than the model's KV"
         return ""
 
-    def forget(self, key: str) -> int:
-        """Remove every variant of a content key, and every variant of others that was encoded behind it.
+    def forget(self, keys: Collection[str]) -> int:
+        """Remove every variant of these content keys, and every variant of others that was encoded behind one of them.
 
-        Returns the number of objects that were removed. A variant that a request holds goes when it is released.
+        Returns the number of objects that were removed. A variant that a request holds goes when it is released, and
+        what waits to be written is not written any more.
+
+        Raises:
+            TierUnavailable: a tier failed and may still have some; all that could be removed has been.
         """
-        doomed = [ObjectKey(key, variant) for variant in self.store.variants(key)]
-        stored = self.store.keys()
-        doomed += [k for k in stored if k.conditioned and key in self._neighbours(k)]
-        return sum(self.store.remove(k) for k in doomed)
+        gone = frozenset(keys)
+        doomed = {ObjectKey(key, variant): None for key in gone for variant in self.store.variants(key)}
+        for k in list(self.store.keys()):
+            if k.conditioned and not gone.isdisjoint(self._neighbours(k)):
+                doomed[k] = None
+        # What waits to be written may be in no tier yet: removing it has it stay so.
+        doomed.update(
+            (k, None) for k, write in self._writes.items() if k.content in gone or not gone.isdisjoint(write.neighbours)
+        )
+        removed, fault = 0, None
+        for k in doomed:
+            self._writes.pop(k, None)
+            try:
+                removed += self.store.remove(k)
+            except StoreError as error:
+                fault = error
+        if fault is not None:
+            raise fault
+        return removed
+
+    def disown(self, tag: str) -> None:
+        """Do not answer any more for writes of a tenant or namespace that is being dropped."""
+        self._writes = {key: write for key, write in self._writes.items() if not key.within(tag)}
 
     def _neighbours(self, key: ObjectKey) -> tuple[str, ...]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
@@ -87,6 +88,7 @@ class Engine:
         # again.
         self._forgotten: dict[str, float] = {}
         self._dropped: dict[str, float] = {}
+        self._forgetting = threading.Lock()
         self._closed = False
 
     def _sink(self) -> tuple[int, ...]:
@@ -176,13 +178,14 @@ class Engine:
         """Remove chunks by the content keys that :meth:`precompute` returned, whatever model they were made with."""
         gone = set(keys)
         with self._turns.turn():
-            now = perf_counter()
-            for key in gone:
-                self._forgotten[key] = now
-            while len(self._forgotten) > _FORGOTTEN_LIMIT:
-                del self._forgotten[next(iter(self._forgotten))]
-            self._later.discard(lambda missed: self._chunks.key(*missed) in gone)
-            return sum(self._chunks.forget(key) for key in gone)
+            with self._forgetting:
+                now = perf_counter()
+                for key in gone:
+                    self._forgotten[key] = now
+                while len(self._forgotten) > _FORGOTTEN_LIMIT:
+                    del self._forgotten[next(iter(self._forgotten))]
+                self._later.discard(lambda missed: self._chunks.key(*missed) in gone)
+            return self._chunks.forget(gone)
 
     def namespaces(self) -> tuple[NamespaceStats, ...]:
         """Return what every namespace has in each tier, what other models left included; in order of their tags.
@@ -211,12 +214,15 @@ class Engine:
         """
         self._chunks.namespace(name)
         with self._turns.turn():
-            self._dropped.pop(name, None)
-            self._dropped[name] = perf_counter()
-            while len(self._dropped) > _FORGOTTEN_LIMIT:
-                del self._dropped[next(iter(self._dropped))]
-            self._later.discard(lambda missed: missed[1] == name)
-        return self.store.drop(self.store.known.learn(name))  # requests need not wait for that
+            with self._forgetting:
+                self._dropped.pop(name, None)
+                self._dropped[name] = perf_counter()
+                while len(self._dropped) > _FORGOTTEN_LIMIT:
+                    del self._dropped[next(iter(self._dropped))]
+                self._later.discard(lambda missed: missed[1] == name)
+            tag = self.store.known.learn(name)
+            self._chunks.disown(tag)
+        return self.store.drop(tag)  # requests need not wait for that
 
     def _precompute_missed(self, missed: tuple[Chunk, str]) -> None:
         self._encode(*missed)
@@ -227,10 +233,12 @@ class Engine:
             return
         chunks = [s for s in request.prompt.segments if isinstance(s, Chunk)]
         for chunk, seen in zip(chunks, report.chunks, strict=True):
-            lacking = seen.outcome in ("miss", "failed")
-            unwanted = max(self._forgotten.get(seen.key, -inf), self._dropped.get(request.namespace, -inf))
-            if lacking and unwanted < request.arrived:
-                self._later.submit((chunk, request.namespace))
+            if seen.outcome not in ("miss", "failed"):
+                continue
+            with self._forgetting:  # nothing is forgotten between looking and queueing
+                unwanted = max(self._forgotten.get(seen.key, -inf), self._dropped.get(request.namespace, -inf))
+                if unwanted < request.arrived:
+                    self._later.submit((chunk, request.namespace))
 
     # --------------------------------------------------------------- answers
 
@@ -422,6 +430,8 @@ class Engine:
             counters=self._counters.snapshot(),
             background={"done": self._later.done, "failed": self._later.failed, "dropped": self._later.dropped},
             tiers=self.store.tier_stats(),
+            loads=self.store.load_stats(),
+            writes=self.store.write_stats(),
             tenants=tenant_stats(self.store.tiers, self.store.known.name),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Literal
 
@@ -22,6 +22,9 @@ with warnings.catch_warnings():
     # Leases hand out read-only memory, and nothing here writes to it. torch warns of that once in a process: now.
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
+
+_IN_TURN_SECONDS = 10.0
+"""Once work has begun, others wait for it too: layers that are not there by then are lost."""
 
 Lost = Mapping[ObjectKey, str]
 """Objects that were lost while a request was computed from them, and why: absent when it is planned again."""
@@ -77,7 +80,7 @@ class Loaded:
 
     def unused(self) -> Loaded:
         """Return what this load comes to when all of it is computed after all: every chunk is a span without KV."""
-        reports = [replace(r, outcome="unused") if r.outcome == "hit" else r for r in self.reports]
+        reports = [replace(r, outcome="unused", nbytes=0) if r.outcome == "hit" else r for r in self.reports]
         spans = [(r.start, r.start + r.tokens) for r in self.reports]
         return replace(self, reports=reports, chunks=[], exact=[], missing=spans)
 
@@ -146,11 +149,14 @@ class Filling:
         self._faults: dict[ObjectKey, str] = {}
         self._loaded = Loaded(lookup_ms=(perf_counter() - begun) * 1e3)
 
-    def wait(self) -> None:
-        """Wait for the store as long as its prefetch policy says. To be called without holding anybody else up."""
+    def wait(self, whole: bool = False) -> None:
+        """Wait for the store as long as its prefetch policy says. To be called without holding anybody else up.
+
+        With ``whole``, not for the first layers alone but for all of them.
+        """
         begin = perf_counter()
         if self._patient:
-            self._loads.begin()
+            self._loads.settle() if whole else self._loads.begin()
         for wanted, lease in self._loads.items():
             if not isinstance(lease, LoadingLease):
                 self._read(wanted, lease)
@@ -166,8 +172,10 @@ class Filling:
 
     def settle(self) -> Loaded:
         """Return what there is: which chunks the canvas will hold and which have to be computed. Waits for nothing."""
-        if not self._patient:
-            self._loads.begin()
+        self._loads.begin()  # what has failed since, or does not count if it is late, is dropped
+        for lease in self._loads.values():
+            if isinstance(lease, LoadingLease):
+                lease.deadline = min(lease.deadline, monotonic() + _IN_TURN_SECONDS)
         loaded, seen = self._loaded, set[ObjectKey]()
         for place in self._places:
             report = self._report(place)

@@ -82,19 +82,20 @@ class Pipeline:
         lost: dict[ObjectKey, str] = {}
         decision = planner.decide(request.plan, self._calibration)
         while True:
+            begin = perf_counter()
             try:
                 return self._attempt(request, decision, positions, lost)
             except ChunkLost as error:
-                _log.warning("planning again: %s", error)
+                _log.warning("planning again: %s", str(error))
                 if lost:
                     decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
-                lost[error.wanted] = error.reason
+                lost[error.wanted] = f"{error.reason} ({(perf_counter() - begin) * 1e3:.0f} ms of work were lost)"
 
     def _attempt(self, request: Request, decision: planner.Decision, positions: bool, lost: Lost) -> State:
         prompt, layers = request.prompt, self.decoder.layers
         which = _which(decision.method)
         with self._chunks.find(prompt, request.namespace, request.plan.variant, which, lost) as filling:
-            filling.wait()
+            filling.wait(whole=self._turns.waiting > 0)  # with others about, as little as may be is left to the turn
             with self._turns.turn() as queue_ms:
                 canvas = self.decoder.new_canvas(request.capacity)
                 token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from blend.store import Tier, TierStats, Usage
+from blend.store import LoadStats, Tier, TierStats, Usage, WriteStats
 from blend.types import Report
 
 
@@ -76,7 +76,7 @@ class NamespaceStats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The model's identity and shape, counters since start, and the state of every tier and of the tenants in it."""
+    """The model's identity and shape, counters since start, and the state of tiers, loads, writes and tenants."""
 
     model: str
     model_fingerprint: str
@@ -90,6 +90,8 @@ class EngineStats:
     counters: dict[str, Any]
     background: dict[str, int]
     tiers: tuple[TierStats, ...]
+    loads: LoadStats
+    writes: WriteStats
     tenants: tuple[TenantStats, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Assembly:
 
     def __init__(self, canvas: Canvas, pieces: Sequence[Piece], rotations: Sequence[Rotation | None]) -> None:
         self.pieces = tuple(pieces)
-        self._canvas = canvas
+        self._k, self._v = canvas.k, canvas.v  # not the canvas: it refers to what fills it
         self._rotations = tuple(rotations)
         self._turns: dict[tuple[int, int], Turn] = {}
         compiled = cpu.supports(canvas.k.dtype, canvas.k.device)
@@ -78,7 +78,7 @@ class Assembly:
                 cpu.place(*self._arrays, layer, kv_layer, piece.start, piece.tokens, table, interleaved=interleaved)
 
     def _copy(self, layer: int, piece: Piece, stored: Tensor, turn: Turn | None) -> None:
-        k, v = self._canvas.k[layer], self._canvas.v[layer]
+        k, v = self._k[layer], self._v[layer]
         span = slice(piece.start, piece.start + piece.tokens)
         v[:, span].copy_(stored[1, :, : piece.tokens])
         keys = stored[0, :, : piece.tokens]

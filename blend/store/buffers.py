@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,8 @@ from blend.errors import InvalidInput, TierUnavailable
 
 Buffer = Union[bytes, bytearray, memoryview, "npt.NDArray[Any]"]
 """What the store takes as bytes: anything C-contiguous with a buffer."""
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 def flat(field: str, data: Buffer) -> memoryview:
@@ -60,3 +62,9 @@ class Coverage:
         """Return the first byte below ``nbytes`` that has not been written, or ``None``."""
         reached = self._spans[0][1] if self._spans and self._spans[0][0] == 0 else 0
         return reached if reached < nbytes else None
+
+
+def bare(error: _Error) -> _Error:
+    """Return the error without frames and causes: kept with them, it would keep all views that those frames have."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from blend.errors import ObjectCorrupt, ResourceExhausted, StoreError
 from blend.store.base import Tier, Writer
+from blend.store.buffers import bare
 from blend.store.key import ObjectKey
 
 
@@ -47,7 +48,7 @@ class FanOutWriter(Writer):
                         self._writers.append((tier, tier.start(key, nbytes)))
                 except (StoreError, ResourceExhausted) as error:
                     on_fault(tier.name, error)
-                    fault = error.with_traceback(None)
+                    fault = bare(error)
             self._require_taker(fault)
         except BaseException:
             self.revoke()
@@ -60,7 +61,10 @@ class FanOutWriter(Writer):
 
     def _require_taker(self, fault: Exception | None) -> None:
         if not self._writers and not self._known:
-            raise fault or ResourceExhausted("there is no tier to store in: give one a budget")
+            try:
+                raise fault or ResourceExhausted("there is no tier to store in: give one a budget")
+            finally:
+                del fault
 
     def _write(self, offset: int, view: memoryview) -> None:
         fault: Exception | None = None
@@ -71,9 +75,11 @@ class FanOutWriter(Writer):
             except StoreError as error:
                 self._on_fault(tier.name, error)
                 self._writers.remove((tier, writer))
-                # Without its frames, this one among them: together they would keep the view's memory.
-                fault = error.with_traceback(None)
-        self._require_taker(fault)
+                fault = bare(error)
+        try:
+            self._require_taker(fault)
+        finally:
+            del fault  # a raised error has this frame, which has the view
 
     def _commit(self) -> bool:
         return self._around(self._commit_all)
@@ -91,7 +97,7 @@ class FanOutWriter(Writer):
             except StoreError as error:
                 self._on_fault(tier.name, error)
                 self._writers.remove((tier, writer))
-                fault = error.with_traceback(None)
+                fault = bare(error)
         self._require_taker(fault)
         return bool(stored) and not self._known
 

@@ -7,7 +7,6 @@ read goes straight into the fastest tier where that takes it.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -17,13 +16,13 @@ from types import TracebackType
 
 from blend.errors import Closed, LeaseReleased, ResourceExhausted, StoreError, TierUnavailable
 from blend.store.base import Lease, Tier
+from blend.store.buffers import bare
 from blend.store.key import ObjectKey
 from blend.store.loadlease import LoadingLease
 from blend.store.policy import Policy
 from blend.store.promotion import Gate
 from blend.store.worker import Allowance, Worker
 
-_log = logging.getLogger(__name__)
 _MAX_GROUPS = 256
 
 
@@ -49,7 +48,7 @@ class Loads(Mapping[ObjectKey, Lease]):
 
     Attributes:
         missed: why each of the other keys is not here: which tiers failed, and how; empty when it is not stored.
-        late: those of them that no tier failed to give, but not in time.
+        late: those of them that were not there in the time that the prefetch policy gives.
     """
 
     def __init__(
@@ -100,10 +99,13 @@ class Loads(Mapping[ObjectKey, Lease]):
         for key, lease in list(self._leases.items()):
             if isinstance(lease, LoadingLease) and (not lease.wait(deadline, layers) or lease.fault is not None):
                 dropped[key] = str(lease.fault or f"{lease.tier} has not given it in time")
-                if lease.fault is None:
+                del self._leases[key]
+                if lease.fault is not None:
+                    lease.release()
+                    continue
+                self._on_drop()  # it goes on into the fastest tier, for whoever asks next
+                if self._deadline < math.inf:
                     self.late.add(key)
-                    self._on_drop()
-                self._leases.pop(key).release()
         self.missed.update(dropped)
         return dropped
 
@@ -199,7 +201,9 @@ class Loader:
         for lease in leases:
             nbytes = lease.header.payload_nbytes
             if nbytes > self._allowance.nbytes:
-                self._refuse([lease], ResourceExhausted(f"{nbytes} bytes are more than may be in flight"))
+                self._refuse(
+                    [lease], ResourceExhausted(f"{nbytes} bytes are more than may be in flight; raise inflight_bytes")
+                )
                 continue
             if nbytes > room:
                 groups.append([])
@@ -223,8 +227,9 @@ class Loader:
     def _read(self, group: Sequence[LoadingLease]) -> None:
         """Read layer after layer of a group, and store what is whole."""
         nbytes = sum(lease.header.payload_nbytes for lease in group)
-        taken = self._allowance.take(nbytes)
-        assert taken, "one group at a time is in flight, and each fits"
+        if not self._allowance.take(nbytes):  # one group at a time is in flight, and each fits
+            self._refuse(group, TierUnavailable("the budget of bytes in flight is used up"))
+            return
         try:
             for layer in range(-1, max(lease.header.layers for lease in group)):
                 for lease in group:
@@ -233,12 +238,14 @@ class Loader:
                 for lease in group:
                     self._step(lease, layer)
         finally:
-            for lease in group:
-                lease.fail(Closed("the load was given up"))
-                if lease.complete:
-                    self._count("loaded")
-                lease.end()
-            self._allowance.give(nbytes)
+            try:
+                for lease in group:
+                    lease.fail(TierUnavailable("the load was given up"))
+                    if lease.complete:
+                        self._count("loaded")
+                    lease.end()
+            finally:
+                self._allowance.give(nbytes)
 
     def _step(self, lease: LoadingLease, layer: int) -> None:
         """Make room for one object (layer -1), or read one of its layers."""
@@ -248,6 +255,7 @@ class Loader:
             lease.fail(Closed("the store was closed during the load"))
             return
         try:
+            lease.keep()
             if layer < 0:
                 lease.begin()
             else:
@@ -255,8 +263,7 @@ class Loader:
         except (StoreError, Closed) as error:
             if not isinstance(error, (LeaseReleased, Closed)):
                 self._on_fault(lease.tier, error)
-            # Without its frames, which hold views of memory that the failed read was to fill.
-            lease.fail(error.with_traceback(None))
+            lease.fail(bare(error))
             self._count("failed")
 
     def _count(self, name: str) -> None:

@@ -80,11 +80,19 @@ class LoadingLease(Lease):
             self._ready.notify_all()
 
     def renew(self) -> None:
-        self._inner.renew()
+        if not self.complete:
+            self._inner.renew()
+
+    def keep(self) -> None:
+        """Renew the lease that is read from, whose time must not end before its object is here."""
+        if not self.over:
+            self._inner.renew()
 
     @property
     def seconds_left(self) -> float:
-        return 0.0 if self._ended else self._inner.seconds_left
+        if self._ended:
+            return 0.0
+        return math.inf if self.complete else self._inner.seconds_left
 
     def fail(self, error: StoreError | ResourceExhausted | Closed) -> None:
         """Let nothing more come, for a reason that readers are told."""
@@ -120,9 +128,9 @@ class LoadingLease(Lease):
         held = target.get(self.header.key)
         if held is None or held.header != self.header:
             return False
+        self.tier = target.name
         with held:
             self._show(held.payload(), self.header.layers)
-        self.tier = target.name
         return True
 
     def _show(self, whole: memoryview | None, layers: int) -> None:

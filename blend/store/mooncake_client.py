@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from blend.config import MooncakeConfig
-from blend.errors import InvalidInput, ResourceExhausted, StoreError, TierUnavailable
+from blend.errors import BlendError, InvalidInput, ResourceExhausted, StoreError, TierUnavailable
 from blend.store.breaker import Breaker
 from blend.store.deadline import DeadlineWorkers
 from blend.store.mooncake_link import Link, address_of
@@ -243,6 +243,11 @@ class MooncakeClient:
         except TierUnavailable as error:
             self.breaker.failed(str(error))
             raise
+        except BlendError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the library raises is this tier's fault
+            self.breaker.failed(str(error))
+            raise TierUnavailable(f"{self.name}: {doing}: {type(error).__name__}: {error}") from None
         if value not in (RPC, TIMEOUT):
             self.breaker.succeeded()
         return value

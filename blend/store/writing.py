@@ -10,7 +10,7 @@ from functools import partial
 
 from blend.errors import Closed, InvalidConfig, ObjectCorrupt, ResourceExhausted, StoreError, TierUnavailable
 from blend.store.base import Lease, Tier
-from blend.store.buffers import Buffer, allocate
+from blend.store.buffers import Buffer, allocate, bare
 from blend.store.fanout import FanOutWriter
 from blend.store.key import ObjectKey
 from blend.store.layout import Header
@@ -111,6 +111,10 @@ class Writing:
         def job() -> None:
             try:
                 self._finish(source, gate, events)
+            except Exception as error:
+                if not events.durable.done():  # somebody waits for it
+                    self._fail(events, "durable", error)
+                raise
             finally:
                 self._staging.give(header.object_nbytes)
 
@@ -280,8 +284,10 @@ class Writing:
             events.readable.set_result(first.put(header, view))
             lease = first.get(header.key)
             if lease is not None:
+                with lease:
+                    copy = lease.payload()  # outlives the lease, whose time may end while this is queued
                 events.copied.set_result(True)
-                return lease
+                return StagedLease(lease.header, copy)
         except ObjectCorrupt:
             raise
         except (StoreError, ResourceExhausted) as error:
@@ -312,5 +318,4 @@ class Writing:
     def _fail(self, events: Stored, name: str, error: Exception) -> None:
         with self._lock:
             self._errors[name] += 1
-        # Without its frames, which hold views of what was written.
-        getattr(events, name).set_exception(error.with_traceback(None))
+        getattr(events, name).set_exception(bare(error))
