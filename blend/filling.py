@@ -23,8 +23,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
-_IN_TURN_SECONDS = 10.0
-"""Once work has begun, others wait for it too: layers that are not there by then are lost."""
+_LAYER_SECONDS = 2.0
+"""Longest wait for one layer once work has begun, for others wait then too. Layers come one after another, so that what
+takes longer is not slow but has stopped."""
 
 Lost = Mapping[ObjectKey, str]
 """Objects that were lost while a request was computed from them, and why: absent when it is planned again."""
@@ -94,17 +95,18 @@ class _Source:
         self._shape = (2, header.kv_heads, header.tokens, header.head_dim)
         self._nbytes = header.layer_nbytes
         self._dtype = dtype
-        self._lease = lease
+        self._loading = lease if isinstance(lease, LoadingLease) else None
         # A view outlives its lease; reading through the lease would fail once the lease's time is up.
-        self._whole = None if isinstance(lease, LoadingLease) else lease.payload()
+        self._whole = lease.payload() if self._loading is None else memoryview(b"")
 
     def layer(self, layer: int) -> torch.Tensor:
         """Return ``[2, KVH, T, D]``; raises :class:`ChunkLost`."""
-        if self._whole is not None:
+        if self._loading is None:
             raw = self._whole[layer * self._nbytes : (layer + 1) * self._nbytes]
         else:
             try:
-                raw = self._lease.layer(layer)
+                self._loading.deadline = monotonic() + _LAYER_SECONDS
+                raw = self._loading.layer(layer)
             except (StoreError, ResourceExhausted) as error:
                 raise ChunkLost(self.wanted, str(error)) from None
         return torch.frombuffer(raw, dtype=self._dtype).view(self._shape)
@@ -173,9 +175,6 @@ class Filling:
     def settle(self) -> Loaded:
         """Return what there is: which chunks the canvas will hold and which have to be computed. Waits for nothing."""
         self._loads.begin()  # what has failed since, or does not count if it is late, is dropped
-        for lease in self._loads.values():
-            if isinstance(lease, LoadingLease):
-                lease.deadline = min(lease.deadline, monotonic() + _IN_TURN_SECONDS)
         loaded, seen = self._loaded, set[ObjectKey]()
         for place in self._places:
             report = self._report(place)

@@ -224,6 +224,61 @@ def test_a_chunk_whose_first_layer_is_bad_needs_no_second_plan(opened: Callable[
     assert not any("planned again" in warning for warning in got.report.warnings)
 
 
+def test_a_layer_that_stops_coming_is_given_up(
+    opened: Callable[..., Engine], held: HeldIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tiny.prompt(chunks=1)
+    stored(opened, prompt)
+    engine = opened()
+    monkeypatch.setattr(filling, "_LAYER_SECONDS", 0.1)
+    held.hold()
+    held.go(1)  # the first layer, and nothing after it
+    got = engine.prefill(prompt, Plan("reuse"))
+    assert outcomes(got) == ["failed"]
+    assert "in time" in got.report.chunks[0].reason
+    assert torch.allclose(got.logits, engine.prefill(prompt, Plan("full")).logits, atol=1e-4)
+
+
+def test_a_chunk_that_fails_while_its_request_queues_is_a_miss(opened: Callable[..., Engine], tmp_path: Path) -> None:
+    prompt = tiny.prompt(chunks=2)
+    stored(opened, prompt)
+    engine = opened()
+    corrupt(tmp_path, engine, tiny.chunks_of(prompt)[0])
+    with ThreadPoolExecutor(1) as pool, engine._turns.turn():
+        queued = pool.submit(engine.prefill, prompt, Plan("reuse"))
+        assert engine.store.wait_idle(30)
+        while not engine._turns.waiting:
+            time.sleep(0.005)
+    got = queued.result(60)
+    assert outcomes(got) == ["failed", "hit"]
+    assert not any("planned again" in warning for warning in got.report.warnings)
+
+
+def test_what_is_forgotten_while_it_waits_to_be_written_stays_away(
+    opened: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = Chunk(tiny.random_ids(40, 1))
+    engine = opened(host_bytes=4096)  # too small for it: it waits in memory of its own
+    written, go = threading.Event(), threading.Event()
+    put = type(engine.store._writing)._with_retries
+
+    def slow(*args: Any) -> bool:
+        written.set()
+        assert go.wait(60)
+        return put(*args)
+
+    monkeypatch.setattr(type(engine.store._writing), "_with_retries", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(engine.precompute, [chunk])
+        assert written.wait(60)
+        engine.forget([chunk])
+        go.set()
+        first.result(60)
+    assert engine.missing([chunk]) == [chunk]
+    engine.precompute([chunk])
+    assert engine.missing([chunk]) == []
+
+
 def test_best_effort_takes_what_is_there(opened: Callable[..., Engine], held: HeldIO) -> None:
     prompt = tiny.prompt(chunks=3)
     stored(opened, prompt)

@@ -179,7 +179,8 @@ class LoadingLease(Lease):
                 raise self._released()
             if self._layers < layers:
                 if self.fault is not None:
-                    raise self.fault
+                    # A new one: each time that this one is raised it would keep the frames, and they this lease.
+                    raise type(self.fault)(str(self.fault))
                 assert not there
                 raise TierUnavailable(f"{self.header.key}: {self.tier} has not given layer {layers - 1} in time")
             whole = self._whole
