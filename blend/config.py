@@ -249,7 +249,8 @@ class StoreConfig:
         write_retries: how often a failed write to a lower tier is tried again.
         prefetch_policy: how long a request waits for slow tiers before it goes on without the chunks that are not all
             there: ``best_effort`` (not at all: what has come while it queued), ``wait_complete`` (until all is
-            there; it begins with the first layer, and waits for each further one where it needs it) or
+            there, 30 s at most; it begins with the first layer, and waits for each further one where it needs it,
+            2 s at most) or
             ``timeout`` (``prefetch_base_ms + prefetch_ms_per_ki_token`` × tokens / 1024).
         prefetch_base_ms, prefetch_ms_per_ki_token: see above, in milliseconds.
         staging_bytes: budget of objects that wait to be written to lower tiers.

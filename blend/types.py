@@ -150,9 +150,9 @@ def _is_number(value: object) -> bool:
 class ChunkReport:
     """What became of one chunk of the prompt.
 
-    ``outcome``: ``hit`` (loaded, verified and used), ``miss`` (not stored), ``failed`` (stored, but a tier
-    failed or the bytes did not verify), ``unused`` (the plan did not want it). ``nbytes`` counts payload bytes
-    that were read.
+    ``outcome``: ``hit`` (loaded, verified and used), ``miss`` (not stored, or not there in the time that the
+    prefetch policy gives), ``failed`` (stored, but a tier failed or the bytes did not verify), ``unused`` (the plan
+    did not want it). ``nbytes`` counts payload bytes that were read.
     """
 
     key: str

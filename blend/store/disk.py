@@ -24,6 +24,7 @@ from blend.store.terms import DEFAULT_TERMS, Terms
 
 _log = logging.getLogger(__name__)
 _HEAD_NBYTES = 1 << 14
+"""What is read ahead of an object before its header is known: more than any header of a usual chunk."""
 
 
 class DiskTier(Tier):

@@ -138,6 +138,9 @@ class TieredStore(Tier):
         Args:
             keys: which; the order is that in which each layer is read.
             tokens: how long the request is, for the prefetch policy ``timeout``; ``None`` counts what is loaded.
+
+        Raises:
+            Closed: the store has been closed.
         """
         ready: dict[ObjectKey, Lease] = {}
         slow: list[tuple[Lease, Gate]] = []
