@@ -93,23 +93,24 @@ class _Source:
         header = lease.header
         self.wanted = header.key
         self._shape = (2, header.kv_heads, header.tokens, header.head_dim)
-        self._nbytes = header.layer_nbytes
         self._dtype = dtype
         self._loading = lease if isinstance(lease, LoadingLease) else None
-        # A view outlives its lease; reading through the lease would fail once the lease's time is up.
-        self._whole = lease.payload() if self._loading is None else memoryview(b"")
+        # Views outlive their lease; reading through it would fail once its time is up.
+        whole = self._loading is None
+        self._layers = self._tensor(lease.payload(), header.layers).unbind() if whole else ()
 
     def layer(self, layer: int) -> torch.Tensor:
         """Return ``[2, KVH, T, D]``; raises :class:`ChunkLost`."""
         if self._loading is None:
-            raw = self._whole[layer * self._nbytes : (layer + 1) * self._nbytes]
-        else:
-            try:
-                self._loading.deadline = monotonic() + _LAYER_SECONDS
-                raw = self._loading.layer(layer)
-            except (StoreError, ResourceExhausted) as error:
-                raise ChunkLost(self.wanted, str(error)) from None
-        return torch.frombuffer(raw, dtype=self._dtype).view(self._shape)
+            return self._layers[layer]
+        try:
+            self._loading.deadline = monotonic() + _LAYER_SECONDS
+            return self._tensor(self._loading.layer(layer), 1)[0]
+        except (StoreError, ResourceExhausted) as error:
+            raise ChunkLost(self.wanted, str(error)) from None
+
+    def _tensor(self, raw: memoryview, layers: int) -> torch.Tensor:
+        return torch.frombuffer(raw, dtype=self._dtype).view(layers, *self._shape)
 
 
 class Filling:

@@ -14,9 +14,6 @@ from blend.recompute.canvas import Canvas
 from blend.recompute.kernels import cpu
 from blend.recompute.rope import Rotation, Turn
 
-_STILL = np.zeros((2, 0), np.float32)
-"""The table of a layer that does not rotate."""
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -52,8 +49,10 @@ class Assembly:
         self._k, self._v = canvas.k, canvas.v  # not the canvas: it refers to what fills it
         self._rotations = tuple(rotations)
         self._turns: dict[tuple[int, int], Turn] = {}
-        compiled = cpu.supports(canvas.k.dtype, canvas.k.device)
-        self._arrays = (cpu.array(canvas.k), cpu.array(canvas.v)) if compiled else None
+        self._tables: dict[int, cpu.Tables] = {}
+        self._placement: cpu.Placement | None = None
+        if cpu.supports(canvas.k.dtype, canvas.k.device):
+            self._placement = cpu.Placement(canvas.k, canvas.v, [(piece.start, piece.tokens) for piece in self.pieces])
 
     def put(self, layer: int, kv: Sequence[Tensor]) -> None:
         """Write one layer of every chunk.
@@ -64,18 +63,15 @@ class Assembly:
                 T at least its ``tokens``.
 
         Raises:
-            InvalidInput: not one tensor for each piece.
+            InvalidInput: not one such tensor for each piece.
         """
+        if self._placement is not None:
+            self._placement.place(layer, kv, self._tables_of(layer))
+            return
         if len(kv) != len(self.pieces):
             raise InvalidInput("kv", f"{len(kv)} tensors", f"one for each of the {len(self.pieces)} pieces")
         for piece, stored in zip(self.pieces, kv, strict=True):
-            turn = self._turn(layer, piece.shift)
-            if self._arrays is None:
-                self._copy(layer, piece, stored, turn)
-            else:
-                table, interleaved = (_STILL, False) if turn is None else (turn.table, turn.interleaved)
-                kv_layer = cpu.array(stored)
-                cpu.place(*self._arrays, layer, kv_layer, piece.start, piece.tokens, table, interleaved=interleaved)
+            self._copy(layer, piece, stored, self._turn(layer, piece.shift))
 
     def _copy(self, layer: int, piece: Piece, stored: Tensor, turn: Turn | None) -> None:
         k, v = self._k[layer], self._v[layer]
@@ -86,6 +82,20 @@ class Assembly:
             k[:, span].copy_(keys)
         else:
             turn.into(keys.to(k.device), k[:, span])
+
+    def _tables_of(self, layer: int) -> cpu.Tables:
+        """The angles of all pieces in a layer; zeros for those that stay as they are."""
+        rotation = self._rotations[layer]
+        if id(rotation) not in self._tables:
+            turns = [self._turn(layer, piece.shift) for piece in self.pieces]
+            angles = np.zeros((len(turns), 2, rotation.dims // 2 if rotation is not None else 0), np.float32)
+            for row, turn in zip(angles, turns, strict=True):
+                if turn is not None:
+                    row[:] = turn.table
+            turned = np.array([turn is not None for turn in turns], np.bool_)
+            interleaved = rotation is not None and rotation.pairing == "interleaved"
+            self._tables[id(rotation)] = cpu.Tables(angles, turned, interleaved)
+        return self._tables[id(rotation)]
 
     def _turn(self, layer: int, shift: int) -> Turn | None:
         rotation = self._rotations[layer]

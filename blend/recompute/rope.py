@@ -100,11 +100,6 @@ class Turn:
         self._sin = sin
         self.table = torch.stack((cos, sin)).cpu().numpy()
 
-    @property
-    def interleaved(self) -> bool:
-        """Whether pairs are 2i with 2i + 1, and not i with i + P."""
-        return self._rotation.pairing == "interleaved"
-
     def into(self, keys: Tensor, out: Tensor) -> None:
         """Write ``keys`` ``[..., T, D]``, turned, to ``out`` of the same shape and dtype; the two must not overlap.
 

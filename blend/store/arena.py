@@ -6,17 +6,15 @@ import mmap
 import weakref
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
 from blend.errors import StoreError, TierUnavailable
-from blend.store.buffers import Buffer
+from blend.store.buffers import ALIGN, Buffer
 
 _Bytes = npt.NDArray[np.uint8]
-
-ALIGN = 64
-"""Every block begins at a multiple of this within the arena: a cache line, enough for any vector load."""
 
 
 class Extents:
@@ -156,7 +154,9 @@ class Block:
 
 
 class Arena:
-    """A block of memory of a fixed size. Its owner's lock guards every call.
+    """A block of memory of a fixed size, whose parts begin at multiples of :data:`~blend.store.buffers.ALIGN`.
+
+    Its owner's lock guards every call.
 
     It is taken from the system at once and filled by it page by page, on first use. Its own size is a little above
     ``nbytes``, to make up for what rounding to :data:`ALIGN` costs.
@@ -223,8 +223,12 @@ def _rounded(nbytes: int) -> int:
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
-    """Return private memory that the system fills on first use.
+    """Return private memory that the system fills on first use, in large pages where it has them.
 
-    In its usual small pages: with large ones the first layer of a load would pay for clearing the memory of many.
+    In small ones, first use costs several times what the bytes themselves do.
     """
-    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system may be built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -190,28 +190,33 @@ class Lease(ABC):
         self.tier = tier
 
     @abstractmethod
-    def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
-        """Return one layer, ``[2, KVH, T, D]``, as a read-only flat view of verified bytes.
+    def layers(self, first: int, count: int, into: memoryview | None = None) -> memoryview:
+        """Return some layers, ``[count, 2, KVH, T, D]``, as a read-only flat view of verified bytes.
 
-        With ``into``, a writable view of ``header.layer_nbytes``, the bytes are put there, and the view is of that.
+        One read where a tier can. With ``into``, a writable view of as many bytes, they are put there, and the view
+        is of that.
 
         Raises:
-            InvalidInput: there is no such layer, or ``into`` cannot take it.
+            InvalidInput: there are no such layers, or ``into`` cannot take them.
             ObjectCorrupt: the bytes fail their checksum, or are missing; ``into`` may hold anything then.
             TierUnavailable: the tier failed.
             LeaseReleased: the lease has been released, or has expired.
         """
 
-    @abstractmethod
-    def payload(self, into: memoryview | None = None) -> memoryview:
-        """Return all layers, ``[L, 2, KVH, T, D]``; otherwise as :meth:`layer`. One read where that costs one."""
+    def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
+        """Return one layer, ``[2, KVH, T, D]``; otherwise as :meth:`layers`."""
+        return self.layers(layer, 1, into)
 
-    def expect(self, layer: int) -> None:  # noqa: B027 - a tier that is as fast as it gets has nothing to prepare
-        """Take a hint that this layer will be read soon. Costs next to nothing, and never fails."""
+    def payload(self, into: memoryview | None = None) -> memoryview:
+        """Return all layers, ``[L, 2, KVH, T, D]``; otherwise as :meth:`layers`."""
+        return self.layers(0, self.header.layers, into)
+
+    def expect(self, first: int, count: int) -> None:  # noqa: B027 - what is as fast as it gets prepares nothing
+        """Take a hint that these layers will be read soon. Costs next to nothing, and never fails."""
 
     @abstractmethod
     def release(self) -> None:
-        """End the lease; safe to call again. Afterwards :meth:`layer` and :meth:`payload` raise."""
+        """End the lease; safe to call again. Afterwards reading from it raises."""
 
     def renew(self) -> None:  # noqa: B027 - leases without a time have none to begin anew
         """Begin the lease's time anew, where leases have one. It counts as a use, for eviction.

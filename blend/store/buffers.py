@@ -12,6 +12,9 @@ from blend.errors import InvalidInput, TierUnavailable
 Buffer = Union[bytes, bytearray, memoryview, "npt.NDArray[Any]"]
 """What the store takes as bytes: anything C-contiguous with a buffer."""
 
+ALIGN = 64
+"""A cache line, enough for any vector load. The system copies several times slower to what begins in between."""
+
 _Error = TypeVar("_Error", bound=BaseException)
 
 
@@ -28,15 +31,17 @@ def flat(field: str, data: Buffer) -> memoryview:
 
 
 def allocate(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return ``nbytes`` of uninitialised memory.
+    """Return ``nbytes`` of uninitialised memory that begins at a multiple of :data:`ALIGN`.
 
     Raises:
         TierUnavailable: the system has none.
     """
     try:
-        return np.empty(nbytes, dtype=np.uint8)
+        memory = np.empty(nbytes + ALIGN, dtype=np.uint8)
     except MemoryError as error:
         raise TierUnavailable(f"the system has no memory for {nbytes} bytes") from error
+    start = -memory.__array_interface__["data"][0] % ALIGN
+    return memory[start : start + nbytes]
 
 
 class Coverage:

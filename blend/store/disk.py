@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from blend.errors import Closed, ObjectCorrupt, StoreError, TierUnavailable
@@ -15,6 +14,7 @@ from blend.store.directory import StoreDirectory
 from blend.store.diskfile import OpenFile, StoredFile, read_header, read_range
 from blend.store.diskspace import DiskSpace
 from blend.store.fileio import READ, FileIO, close, describe, write_all
+from blend.store.helper import Helper
 from blend.store.key import ObjectKey, check_content
 from blend.store.lease import TimedLease
 from blend.store.observed import ObservedLedger
@@ -23,6 +23,8 @@ from blend.store.tenants import NO_QUOTAS, Quotas, TenantUsage, usage_of
 from blend.store.terms import DEFAULT_TERMS, Terms
 
 _log = logging.getLogger(__name__)
+_PIECE_NBYTES = 1 << 20
+"""What is read at once, and then verified while it is in a cache. Two threads share the pieces of a long read."""
 _HEAD_NBYTES = 1 << 14
 """What is read ahead of an object before its header is known: more than any header of a usual chunk."""
 
@@ -73,6 +75,7 @@ class DiskTier(Tier):
         self._ledger: ObservedLedger[StoredFile] = ObservedLedger(
             name, capacity_bytes, terms, observer, quotas or NO_QUOTAS
         )
+        self._helper = Helper(f"{name}-reader")
         self._hits = self._misses = self._failures = 0
         self._closed = False
         opened = StoreDirectory(Path(directory), self._io, fsync)
@@ -223,6 +226,7 @@ class DiskTier(Tier):
     def close(self) -> None:
         with self._lock:
             self._closed = True
+        self._helper.close()
         self._space.close()
 
     def _check_open(self) -> None:
@@ -338,33 +342,31 @@ class DiskLease(TimedLease):
         self._tier = tier
         self._file: OpenFile | None = file
 
-    def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
-        return self._read(*self.header.layer_range(layer), into, partial(self.header.verify_layer, layer))
-
-    def payload(self, into: memoryview | None = None) -> memoryview:
-        header = self.header
-        return self._read(header.header_nbytes, header.payload_nbytes, into, header.verify_payload)
-
-    def expect(self, layer: int) -> None:
-        file = self._file
-        if file is not None:
-            with suppress(OSError):
-                self._tier._io.advise(file.fd, *self.header.layer_range(layer))
-
-    def _read(
-        self, offset: int, nbytes: int, into: memoryview | None, verify: Callable[[memoryview], None]
-    ) -> memoryview:
+    def layers(self, first: int, count: int, into: memoryview | None = None) -> memoryview:
+        _, nbytes = self.header.layer_range(first, count)
         self._require_held()
         file = self._file
         if file is None:
             raise self._released()
         target = destination(into, nbytes) if into is not None else allocate(nbytes).data
+        header, io = self.header, self._tier._io
+
+        def read(piece: tuple[int, memoryview]) -> None:
+            layer, part = piece
+            read_range(io, file.fd, header.layer_range(layer)[0], part)
+            header.verify(part, layer)
+
         try:
-            view = read_range(self._tier._io, file.fd, offset, target)
-            verify(view)
+            self._tier._helper.each(read, header.pieces(target, first, _PIECE_NBYTES))
         except (ObjectCorrupt, OSError) as error:
             raise self._tier._read_error(file.held, error) from error
-        return view
+        return target.toreadonly()
+
+    def expect(self, first: int, count: int) -> None:
+        file = self._file
+        if file is not None:
+            with suppress(OSError):
+                self._tier._io.advise(file.fd, *self.header.layer_range(first, count))
 
     def _let_go(self) -> None:
         self._file = None

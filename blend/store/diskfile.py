@@ -104,8 +104,8 @@ def read_header(io: FileIO, fd: int, key: ObjectKey, nbytes: int) -> Header:
     return header
 
 
-def read_range(io: FileIO, fd: int, offset: int, into: memoryview) -> memoryview:
-    """Fill ``into`` from ``offset`` on and return it read-only. Nothing is verified.
+def read_range(io: FileIO, fd: int, offset: int, into: memoryview) -> None:
+    """Fill ``into`` from ``offset`` on. Nothing is verified.
 
     Raises:
         ObjectCorrupt: the file ends before.
@@ -114,4 +114,3 @@ def read_range(io: FileIO, fd: int, offset: int, into: memoryview) -> memoryview
     got = read_into(io, fd, into, offset)
     if got != len(into):
         raise ObjectCorrupt(f"size: the file ends after {offset + got} bytes")
-    return into.toreadonly()

@@ -214,7 +214,7 @@ class HostTier(Tier):
                 held = self._ledger.find(key)
                 view = held.view() if held is not None else None
             if held is not None and held.header is not None and view is not None:
-                held.header.verify_payload(view[held.header.header_nbytes :])
+                held.header.verify(view[held.header.header_nbytes :])
 
     def close(self) -> None:
         with self._lock:
@@ -293,7 +293,7 @@ class _HostWriter(Writer):
         assert self._buffer is not None
         header = decode(self._buffer)
         check_identity(header, self.key, self.nbytes)
-        header.verify_payload(self._buffer[header.header_nbytes :])
+        header.verify(self._buffer[header.header_nbytes :])
         stored = self._tier._settle(_Resident(self.key, self._block, header))
         self._buffer = None
         return stored
@@ -312,13 +312,8 @@ class HostLease(TimedLease):
         self._tier = tier
         self._view: memoryview | None = held.view()
 
-    def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
-        return self._read(*self.header.layer_range(layer), into)
-
-    def payload(self, into: memoryview | None = None) -> memoryview:
-        return self._read(self.header.header_nbytes, self.header.payload_nbytes, into)
-
-    def _read(self, offset: int, nbytes: int, into: memoryview | None) -> memoryview:
+    def layers(self, first: int, count: int, into: memoryview | None = None) -> memoryview:
+        offset, nbytes = self.header.layer_range(first, count)
         self._require_held()
         view = self._view
         if view is None:

@@ -1,8 +1,9 @@
 """Loading several objects at once from slower tiers, layer by layer, on a thread of its own.
 
 A request needs layer 0 of all its chunks before layer 1 of any. So the thread reads in that order, and the lease on
-an object hands out each layer as soon as it is there and verified, while later ones are still on their way. What is
-read goes straight into the fastest tier where that takes it.
+an object hands out each layer as soon as it is there and verified, while later ones are still on their way. The first
+two layers are read one at a time, later ones in steps that grow, for each step has its cost and nobody waits for them
+yet. What is read goes straight into the fastest tier where that takes it.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from blend.errors import Closed, LeaseReleased, ResourceExhausted, StoreError, TierUnavailable
 from blend.store.base import Lease, Tier
 from blend.store.buffers import bare
 from blend.store.key import ObjectKey
+from blend.store.layout import Header
 from blend.store.loadlease import LoadingLease
 from blend.store.policy import Policy
 from blend.store.promotion import Gate
 from blend.store.worker import Allowance, Worker
 
 _MAX_GROUPS = 256
+_STEP_NBYTES = 4 << 20
+"""Most of an object that is read in one step, unless one layer is more: what a reader may have to wait for."""
 
 
 @dataclass(frozen=True)
@@ -231,12 +236,15 @@ class Loader:
             self._refuse(group, TierUnavailable("the budget of bytes in flight is used up"))
             return
         try:
-            for layer in range(-1, max(lease.header.layers for lease in group)):
+            spans = _spans([lease.header for lease in group])
+            _expect(group, spans[:1])
+            for lease in group:
+                self._step(lease, lease.begin)
+            for number, (first, count) in enumerate(spans):
+                if number:  # nothing comes before the first layers
+                    _expect(group, spans[number + 1 : number + 2])
                 for lease in group:
-                    if layer + 1 < lease.header.layers:
-                        lease.expect(layer + 1)
-                for lease in group:
-                    self._step(lease, layer)
+                    self._step(lease, partial(lease.read, first, count))
         finally:
             try:
                 for lease in group:
@@ -247,19 +255,16 @@ class Loader:
             finally:
                 self._allowance.give(nbytes)
 
-    def _step(self, lease: LoadingLease, layer: int) -> None:
-        """Make room for one object (layer -1), or read one of its layers."""
-        if lease.over or layer >= lease.header.layers:
+    def _step(self, lease: LoadingLease, step: Callable[[], None]) -> None:
+        """Take one step with an object."""
+        if lease.over:
             return
         if self._closed:
             lease.fail(Closed("the store was closed during the load"))
             return
         try:
             lease.keep()
-            if layer < 0:
-                lease.begin()
-            else:
-                lease.read(layer)
+            step()
         except (StoreError, Closed) as error:
             if not isinstance(error, (LeaseReleased, Closed)):
                 self._on_fault(lease.tier, error)
@@ -269,3 +274,21 @@ class Loader:
     def _count(self, name: str) -> None:
         with self._lock:
             self._counts[name] += 1
+
+
+def _expect(group: Sequence[LoadingLease], spans: Sequence[tuple[int, int]]) -> None:
+    for first, count in spans:
+        for lease in group:
+            lease.expect(first, count)
+
+
+def _spans(headers: Sequence[Header]) -> list[tuple[int, int]]:
+    """Return ``(first, count)`` of the layers that each step reads of every object."""
+    layers = max(header.layers for header in headers)
+    most = max(_STEP_NBYTES // max(header.layer_nbytes for header in headers), 1)
+    spans, first = [(0, 1)], 1
+    while first < layers:
+        count = min(first, most, layers - first)
+        spans.append((first, count))
+        first += count
+    return spans

@@ -25,8 +25,8 @@ def _left(deadline: float) -> float | None:
 class LoadingLease(Lease):
     """A lease on an object that is still being read. Layers come in order; each is verified before it is handed out.
 
-    :meth:`layer` and :meth:`payload` wait for what they return. They raise :class:`StoreError` if it cannot be read
-    or is not there in time, and :class:`Closed` if the store closes before. A view that was handed out stays good.
+    :meth:`layers` waits for what it returns. It raises :class:`StoreError` if that cannot be read or is not there in
+    time, and :class:`Closed` if the store closes before. A view that was handed out stays good.
     """
 
     def __init__(
@@ -56,12 +56,9 @@ class LoadingLease(Lease):
         """Whether nothing more will come."""
         return self.complete or self.fault is not None or self._ended
 
-    def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
-        offset, nbytes = self.header.layer_range(layer)
-        return self._wait(layer + 1, offset - self.header.header_nbytes, nbytes, into)
-
-    def payload(self, into: memoryview | None = None) -> memoryview:
-        return self._wait(self.header.layers, 0, self.header.payload_nbytes, into)
+    def layers(self, first: int, count: int, into: memoryview | None = None) -> memoryview:
+        offset, nbytes = self.header.layer_range(first, count)
+        return self._wait(first + count, offset - self.header.header_nbytes, nbytes, into)
 
     def wait(self, deadline: float, layers: int | None = None) -> bool:
         """Wait until so many layers are there (``None``: all), nothing more will come, or it is ``deadline``.
@@ -139,24 +136,29 @@ class LoadingLease(Lease):
             self._layers = layers
             self._ready.notify_all()
 
-    def expect(self, layer: int) -> None:
-        if not self.over:
-            self._inner.expect(layer)
+    def expect(self, first: int, count: int) -> None:
+        count = self._there_are(first, count)
+        if count > 0 and not self.over:
+            self._inner.expect(first, count)
 
-    def read(self, layer: int) -> None:
-        """Read one layer, the next one, unless nothing more is to come."""
-        if self.over:
+    def read(self, first: int, count: int) -> None:
+        """Read so many layers, the next ones, or what there is of them, unless nothing more is to come."""
+        count = self._there_are(first, count)
+        if count <= 0 or self.over:
             return
-        offset, nbytes = self.header.layer_range(layer)
+        offset, nbytes = self.header.layer_range(first, count)
         if self._writer is not None:
-            self._writer.fill(offset, nbytes, lambda into: self._inner.layer(layer, into))
+            self._writer.fill(offset, nbytes, lambda into: self._inner.layers(first, count, into))
         else:
             assert self._room is not None
             start = offset - self.header.header_nbytes
-            self._inner.layer(layer, self._room[start : start + nbytes])
+            self._inner.layers(first, count, self._room[start : start + nbytes])
         with self._ready:
-            self._layers = layer + 1
+            self._layers = first + count
             self._ready.notify_all()
+
+    def _there_are(self, first: int, count: int) -> int:
+        return min(count, self.header.layers - first)
 
     def end(self) -> None:
         """Store what was read in the fastest tier, if it is whole, and let go of the rest."""

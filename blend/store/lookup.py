@@ -46,24 +46,18 @@ class TieredLease(Lease):
         self._promotion = promotion
         self._promoted: Lease | None = None
 
-    def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
+    def layers(self, first: int, count: int, into: memoryview | None = None) -> memoryview:
+        whole = (first, count) == (0, self.header.layers)
         try:
-            view = (self._promoted or self._inner).layer(layer, into)
-        except StoreError as error:
-            self._count(error)
-            raise
-        if self._promotion is not None and into is None:
-            self._promotion.offer(self.header, layer, view)
-        return view
-
-    def payload(self, into: memoryview | None = None) -> memoryview:
-        try:
-            if self._promotion is not None and self._promoted is None:
+            if whole and self._promotion is not None and self._promoted is None:
                 self._promoted = self._promotion.read_through(self._inner)
-            return (self._promoted or self._inner).payload(into)
+            view = (self._promoted or self._inner).layers(first, count, into)
         except StoreError as error:
             self._count(error)
             raise
+        if self._promotion is not None and into is None and not whole:
+            self._promotion.offer(self.header, first, view)
+        return view
 
     def renew(self) -> None:
         self._inner.renew()

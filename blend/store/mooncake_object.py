@@ -59,16 +59,6 @@ class RemoteObject:
         self._lock = threading.Lock()
         weakref.finalize(self, client.link.release, name).atexit = False
 
-    def layer(self, layer: int, into: memoryview | None) -> memoryview:
-        """Return a layer, verified; see :meth:`Lease.layer`."""
-        offset, nbytes = self.header.layer_range(layer)
-        return self._read(offset, nbytes, layer, 1, into)
-
-    def payload(self, into: memoryview | None) -> memoryview:
-        """Return all layers, verified; see :meth:`Lease.payload`."""
-        header = self.header
-        return self._read(header.header_nbytes, header.payload_nbytes, 0, header.layers, into)
-
     def keep(self) -> None:
         """Read all of it into memory of its own, from where it is read from now on.
 
@@ -78,15 +68,17 @@ class RemoteObject:
         with self._lock:
             if self._kept is None:
                 room = allocate(self.header.payload_nbytes).data
-                self._through_staging(self.header.header_nbytes, 0, self.header.layers, room)
+                self._through_staging(0, room)
                 self._kept = room.toreadonly()
 
-    def _read(self, offset: int, nbytes: int, layer: int, layers: int, into: memoryview | None) -> memoryview:
+    def layers(self, first: int, count: int, into: memoryview | None) -> memoryview:
+        """Return some layers, verified; see :meth:`Lease.layers`."""
+        offset, nbytes = self.header.layer_range(first, count)
         target = destination(into, nbytes) if into is not None else None
         failure: StoreError | None = None
         try:
             if self._kept is None:
-                return self._fetch(offset, nbytes, layer, layers, target)
+                return self._fetch(first, nbytes, target)
         except StoreError as error:
             # A new one, without the frames of the read: whoever keeps it, a log say, would keep their staging memory.
             failure = type(error)(str(error))
@@ -101,7 +93,7 @@ class RemoteObject:
         target[:] = view
         return target.toreadonly()
 
-    def _fetch(self, offset: int, nbytes: int, layer: int, layers: int, target: memoryview | None) -> memoryview:
+    def _fetch(self, layer: int, nbytes: int, target: memoryview | None) -> memoryview:
         """Read layers from the store into ``target``, or into memory of its own, and return a view of that.
 
         What has been registered is read into straight away. Other memory is never handed to the library, which may go
@@ -111,36 +103,28 @@ class RemoteObject:
             fits = nbytes <= self._client.staging.capacity
             target = self._client.room(nbytes) if fits else allocate(nbytes).data
         if not self._client.covers(target):
-            self._through_staging(offset, layer, layers, target)
+            self._through_staging(layer, target)
             return target.toreadonly()
-        for first, count in self._pieces(layers):
-            self._transfer(offset, layer + first, target[first * self._step : (first + count) * self._step], first)
+        for first, piece in self._pieces(layer, target):
+            self._transfer(first, piece)
         return target.toreadonly()
 
-    def _through_staging(self, offset: int, layer: int, layers: int, target: memoryview) -> None:
-        for first, count in self._pieces(layers):
-            room = self._client.room(count * self._step)
-            self._transfer(offset, layer + first, room, first)
-            target[first * self._step : (first + count) * self._step] = room
+    def _through_staging(self, layer: int, target: memoryview) -> None:
+        for first, piece in self._pieces(layer, target):
+            room = self._client.room(len(piece))
+            self._transfer(first, room)
+            piece[:] = room
             del room  # before the next piece asks for its own
 
-    def _transfer(self, offset: int, layer: int, into: memoryview, skipped: int) -> None:
-        self._client.read(self.name, offset + skipped * self._step, into)
-        for number in range(len(into) // self._step):
-            try:
-                self.header.verify_layer(layer + number, into[number * self._step : (number + 1) * self._step])
-            except ObjectCorrupt as error:
-                raise ObjectCorrupt(f"{self._client.name}: {self.header.key}: {error}") from error
+    def _transfer(self, layer: int, into: memoryview) -> None:
+        self._client.read(self.name, self.header.layer_range(layer)[0], into)
+        try:
+            self.header.verify(into, layer)
+        except ObjectCorrupt as error:
+            raise ObjectCorrupt(f"{self._client.name}: {self.header.key}: {error}") from error
 
-    @property
-    def _step(self) -> int:
-        return self.header.layer_nbytes
-
-    def _pieces(self, layers: int) -> Iterator[tuple[int, int]]:
-        """Whole layers, of about as many bytes as one transfer should have: ``(first, count)``."""
-        count = max(min(_PIECE_NBYTES, self._client.staging.capacity) // self._step, 1)
-        for first in range(0, layers, count):
-            yield first, min(count, layers - first)
+    def _pieces(self, layer: int, target: memoryview) -> Iterator[tuple[int, memoryview]]:
+        return self.header.pieces(target, layer, min(_PIECE_NBYTES, self._client.staging.capacity))
 
 
 class MooncakeLease(TimedLease):
@@ -151,11 +135,8 @@ class MooncakeLease(TimedLease):
         self._remote: RemoteObject | None = remote
         self._on_use = on_use
 
-    def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
-        return self._held().layer(layer, into)
-
-    def payload(self, into: memoryview | None = None) -> memoryview:
-        return self._held().payload(into)
+    def layers(self, first: int, count: int, into: memoryview | None = None) -> memoryview:
+        return self._held().layers(first, count, into)
 
     def _let_go(self) -> None:
         self._remote = None

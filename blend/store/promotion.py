@@ -155,13 +155,13 @@ class Promotion:
             self._on_fault(self._target.name, error)
         return None
 
-    def offer(self, header: Header, layer: int, view: memoryview) -> None:
-        """Take one verified layer that was read; with the last one missing, store the object."""
+    def offer(self, header: Header, first: int, view: memoryview) -> None:
+        """Take verified layers that were read, from ``first`` on; with the last one missing, store the object."""
         with self._lock:
             if self.gate.shut:
                 self._layers.clear()
                 return
-            self._layers[layer] = view
+            self._layers.update(header.pieces(view, first, 0))
             if len(self._layers) < header.layers:
                 return
             layers, self._layers = self._layers, {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from blend.store.base import Lease
+from blend.store.base import Lease, destination
 from blend.store.layout import Header
 
 
@@ -51,18 +51,14 @@ class StagedLease(Lease):
         super().__init__(header, "staging")
         self._payload: memoryview | None = payload
 
-    def layer(self, layer: int, into: memoryview | None = None) -> memoryview:
-        offset, nbytes = self.header.layer_range(layer)
-        return self._copy(self.payload()[offset - self.header.header_nbytes :][:nbytes], into)
-
-    def payload(self, into: memoryview | None = None) -> memoryview:
+    def layers(self, first: int, count: int, into: memoryview | None = None) -> memoryview:
+        offset, nbytes = self.header.layer_range(first, count)
         if self._payload is None:
             raise self._released()
-        return self._copy(self._payload, into)
-
-    def _copy(self, view: memoryview, into: memoryview | None) -> memoryview:
+        view = self._payload[offset - self.header.header_nbytes :][:nbytes]
         if into is None:
             return view
+        into = destination(into, nbytes)
         into[:] = view
         return into.toreadonly()
 

@@ -294,7 +294,7 @@ class Writing:
             self._on_fault(first.name, error)
             if not events.readable.done():
                 self._fail(events, "readable", error)
-        header.verify_payload(view)
+        header.verify(view)
         staged = allocate(header.payload_nbytes).data
         staged[:] = view
         events.copied.set_result(True)

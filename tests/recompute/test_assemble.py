@@ -65,3 +65,37 @@ def test_it_wants_one_tensor_for_each_piece() -> None:
     canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
     with pytest.raises(InvalidInput, match="2 pieces"):
         Assembly(canvas, [Piece(0, 1, 0), Piece(1, 1, 0)], [None]).put(0, [torch.zeros(2, 1, 1, 4)])
+
+
+@pytest.mark.parametrize(
+    "kv",
+    [
+        torch.zeros(2, 1, 2, 4),  # too few tokens
+        torch.zeros(1, 1, 3, 4),
+        torch.zeros(2, 2, 3, 4),
+        torch.zeros(2, 1, 3, 2),
+        torch.zeros(2, 1, 3, 4, dtype=torch.bfloat16),
+        torch.zeros(2, 1, 3, 8)[..., ::2],
+        torch.zeros(2, 1, 3, 4, device="meta"),
+    ],
+)
+def test_memory_is_not_read_by_address_unless_it_is_as_it_should_be(kv: torch.Tensor) -> None:
+    canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
+    with pytest.raises(InvalidInput, match="kv"):
+        Assembly(canvas, [Piece(0, 3, 0)], [None]).put(0, [kv])
+    assert not canvas.k.any()
+
+
+@pytest.mark.parametrize("piece", [Piece(6, 3, 0), Piece(-1, 3, 0), Piece(0, -1, 0), Piece(9, 0, 0)])
+def test_nothing_is_placed_outside_the_canvas(piece: Piece) -> None:
+    canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
+    with pytest.raises(InvalidInput, match=r"spans\[0\]"):
+        Assembly(canvas, [piece], [None])
+    with pytest.raises(InvalidInput, match="layer"):
+        Assembly(canvas, [Piece(0, 3, 0)], [None, None]).put(1, [torch.zeros(2, 1, 3, 4)])
+
+
+def test_a_prompt_without_chunks_places_none() -> None:
+    canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
+    Assembly(canvas, [], [rotation(2)]).put(0, [])
+    assert not canvas.k.any()

@@ -208,10 +208,10 @@ def test_hints_change_nothing(tier: Tier) -> None:
     lease = tier.get(header.key)
     assert lease is not None
     for layer in (0, header.layers - 1):
-        lease.expect(layer)
+        lease.expect(layer, 1)
     assert bytes(lease.payload()) == payload
     lease.release()
-    lease.expect(0)
+    lease.expect(0, 1)
 
 
 def test_a_source_fills_an_object_in_place(tier: Tier) -> None:

@@ -129,12 +129,12 @@ def test_a_payload_of_another_length_is_refused() -> None:
 
 def test_every_layer_has_its_own_checksum() -> None:
     header, payload = make(1)
-    header.verify_payload(payload)
+    header.verify(payload)
     for layer in range(header.layers):
         wrong = bytearray(payload)
         wrong[layer * header.layer_nbytes] ^= 1
         with pytest.raises(ObjectCorrupt, match=f"layer {layer}"):
-            header.verify_payload(wrong)
+            header.verify(wrong)
     assert header.checksums[1] == checksum(payload[header.layer_nbytes : 2 * header.layer_nbytes])
 
 

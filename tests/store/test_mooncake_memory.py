@@ -133,7 +133,7 @@ def test_loading_by_layers_uses_it_too(spied: Callable[..., Store]) -> None:
         for header, payload in objects:
             assert bytes(loads[header.key].payload()) == payload
     found = in_arena(host, "get")
-    assert len(found) >= 3 * 4
+    assert len(found) >= 3 * 3  # of four layers the last two come together
     assert all(found)
     store.check_integrity()
 

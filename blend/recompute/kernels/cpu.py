@@ -6,7 +6,8 @@ costs. float16, which is rare on CPUs, is left to torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -14,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from numba import types
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 from torch import Tensor
+
+from blend.errors import InvalidInput
 
 Array = npt.NDArray[np.float32 | np.uint16]
 """What numba works on. It has no bfloat16, and sees the bits of one."""
@@ -24,44 +27,80 @@ _SEEN = {torch.float32: torch.float32, torch.bfloat16: torch.uint16}
 
 
 def supports(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether :func:`place` can fill canvases of this dtype and device."""
+    """Whether a :class:`Placement` can fill canvases of this dtype and device."""
     return device.type == "cpu" and dtype in _SEEN
 
 
-def array(tensor: Tensor) -> Array:
-    """A tensor of a supported dtype as a view of its memory."""
+def _array(tensor: Tensor) -> Array:
     seen: Array = tensor.view(_SEEN[tensor.dtype]).numpy()
     return seen
 
 
-def place(
-    k: Array,
-    v: Array,
-    layer: int,
-    kv: Array,
-    start: int,
-    tokens: int,
-    table: npt.NDArray[np.float32],
-    *,
-    interleaved: bool,
-) -> None:
-    """Write one layer of a chunk to a canvas: keys turned in float32 and rounded once, values as they are.
+class Placement:
+    """Where chunks go on a canvas, and by how much their keys turn. Memory is read by address: all is checked first.
 
     Args:
-        k, v: ``[L, KVH, N, D]``, the canvas; positions ``start`` up to ``start + tokens`` of ``layer`` are written.
-        kv: ``[2, KVH, T, D]``, keys then values, T at least ``tokens``. As these, contiguous: anything else would be
-            compiled anew.
-        table: ``[2, P]``, cosines then sines; 2P dimensions turn, the others are copied.
-        interleaved: pairs are 2i with 2i + 1, else i with i + P.
+        k, v: the canvas, ``[L, KVH, N, D]``, contiguous, of a supported dtype.
+        spans: for each chunk the position of its first token and how many tokens are placed.
     """
-    (_place_interleaved if interleaved else _place_halves)(k, v, layer, kv, start, tokens, table)
+
+    def __init__(self, k: Tensor, v: Tensor, spans: Sequence[tuple[int, int]]) -> None:
+        self._canvas = (k, v)
+        self._arrays = (_array(k), _array(v))
+        self._pieces = np.array([(0, 0, start, tokens, 0) for start, tokens in spans], np.int64).reshape(-1, 5)
+        for number, (start, tokens) in enumerate(spans):
+            if start < 0 or tokens < 0 or start + tokens > k.shape[2]:
+                raise InvalidInput(f"spans[{number}]", (start, tokens), f"within the canvas of {k.shape[2]} positions")
+
+    def place(self, layer: int, kv: Sequence[Tensor], tables: Tables) -> None:
+        """Write one layer of every chunk: keys turned in float32 and rounded once, values as they are.
+
+        Args:
+            layer: which layer.
+            kv: for each chunk ``[2, KVH, T, D]``, keys then values, contiguous, in the canvas's dtype, T at least as
+                many tokens as are placed.
+            tables: how keys turn in this layer.
+
+        Raises:
+            InvalidInput: a tensor is none of these, or there is no such layer.
+        """
+        k, _ = self._canvas
+        if not 0 <= layer < k.shape[0]:
+            raise InvalidInput("layer", layer, f"0 to {k.shape[0] - 1}")
+        if len(kv) != len(self._pieces):
+            raise InvalidInput("kv", f"{len(kv)} tensors", f"one for each of the {len(self._pieces)} pieces")
+        _, heads, _, dims = k.shape
+        pieces, entries = self._pieces, []
+        for stored, tokens in zip(kv, pieces[:, 3].tolist(), strict=True):
+            two, kv_heads, held, head_dim = stored.shape
+            if (two, kv_heads, head_dim) != (2, heads, dims) or held < tokens:
+                raise InvalidInput("kv", tuple(stored.shape), f"(2, {heads}, {tokens} or more, {dims})")
+            if stored.dtype != k.dtype or not stored.is_contiguous() or stored.device != k.device:
+                raise InvalidInput("kv", f"{stored.dtype}, {stored.device}", f"contiguous {k.dtype} on {k.device}")
+            entries.append((stored.data_ptr(), held))
+        pieces[:, :2] = np.array(entries, np.int64).reshape(-1, 2)
+        pieces[:, 4] = tables.turned
+        _place(*self._arrays, layer, pieces, tables.angles, tables.interleaved)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """How the keys of each chunk of a request turn in layers that turn alike.
+
+    ``angles`` is ``[C, 2, P]``, cosines then sines of each chunk: 2P dimensions turn, the others are copied.
+    ``turned`` is ``[C]``, whether the chunk's keys turn at all. ``interleaved``: pairs are 2i with 2i + 1, else i
+    with i + P.
+    """
+
+    angles: npt.NDArray[np.float32]
+    turned: npt.NDArray[np.bool_]
+    interleaved: bool = False
 
 
 def warm_up(dtype: torch.dtype) -> None:
     """Compile what is not compiled yet: some seconds once on a machine, which no request should wait for."""
-    k, v, kv = (array(torch.zeros(shape, dtype=dtype)) for shape in ((1, 1, 1, 2), (1, 1, 1, 2), (2, 1, 1, 2)))
-    for interleaved in (False, True):
-        place(k, v, 0, kv, 0, 1, np.zeros((2, 1), np.float32), interleaved=interleaved)
+    k, v, kv = (torch.zeros(shape, dtype=dtype) for shape in ((1, 1, 1, 2), (1, 1, 1, 2), (2, 1, 1, 2)))
+    Placement(k, v, [(0, 1)]).place(0, [kv], Tables(np.zeros((1, 2, 1), np.float32), np.ones(1, np.bool_)))
 
 
 def _compiled(function: Callable[..., None]) -> Any:
@@ -111,35 +150,42 @@ def _overload_narrow(value: Any, like: Any) -> Any:
     return _narrow_bits if isinstance(like, types.Integer) else _narrow_float
 
 
-@_compiled
-def _place_halves(k: Any, v: Any, layer: int, kv: Any, start: int, tokens: int, table: Any) -> None:
-    _, heads, _, dims = kv.shape
-    cos, sin = table[0], table[1]
-    pairs = len(cos)
-    for head in range(heads):
-        v[layer, head, start : start + tokens] = kv[1, head, :tokens]
-        for token in range(tokens):
-            keys, out = kv[0, head, token], k[layer, head, start + token]
-            for pair in range(pairs):
-                x, y = _wide(keys[pair]), _wide(keys[pair + pairs])
-                out[pair] = _narrow(x * cos[pair] - y * sin[pair], keys[pair])
-                out[pair + pairs] = _narrow(y * cos[pair] + x * sin[pair], keys[pair])
-            for dim in range(2 * pairs, dims):
-                out[dim] = keys[dim]
+@intrinsic
+def _pointer(context: Any, address: Any, like: Any) -> Any:
+    """A pointer to numbers as those of the array ``like``, from an address."""
+    pointer = types.CPointer(like.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+    return pointer(types.int64, like), generate
 
 
 @_compiled
-def _place_interleaved(k: Any, v: Any, layer: int, kv: Any, start: int, tokens: int, table: Any) -> None:
-    _, heads, _, dims = kv.shape
-    cos, sin = table[0], table[1]
-    pairs = len(cos)
-    for head in range(heads):
-        v[layer, head, start : start + tokens] = kv[1, head, :tokens]
-        for token in range(tokens):
-            keys, out = kv[0, head, token], k[layer, head, start + token]
-            for pair in range(pairs):
-                x, y = _wide(keys[2 * pair]), _wide(keys[2 * pair + 1])
-                out[2 * pair] = _narrow(x * cos[pair] - y * sin[pair], keys[pair])
-                out[2 * pair + 1] = _narrow(y * cos[pair] + x * sin[pair], keys[pair])
-            for dim in range(2 * pairs, dims):
-                out[dim] = keys[dim]
+def _place(k: Any, v: Any, layer: int, pieces: Any, angles: Any, interleaved: bool) -> None:
+    heads, dims = k.shape[1], k.shape[3]
+    pairs = angles.shape[2]
+    for piece in range(len(pieces)):
+        start, tokens, turned = pieces[piece, 2], pieces[piece, 3], pieces[piece, 4] != 0
+        kv = numba.carray(_pointer(pieces[piece, 0], k), (2, heads, pieces[piece, 1], dims))
+        cos, sin = angles[piece, 0], angles[piece, 1]
+        still = 2 * pairs if turned else 0
+        for head in range(heads):
+            for token in range(tokens):
+                values, out = kv[1, head, token], v[layer, head, start + token]
+                for dim in range(dims):
+                    out[dim] = values[dim]
+            for token in range(tokens):
+                keys, out = kv[0, head, token], k[layer, head, start + token]
+                if turned and interleaved:
+                    for pair in range(pairs):
+                        x, y = _wide(keys[2 * pair]), _wide(keys[2 * pair + 1])
+                        out[2 * pair] = _narrow(x * cos[pair] - y * sin[pair], keys[pair])
+                        out[2 * pair + 1] = _narrow(y * cos[pair] + x * sin[pair], keys[pair])
+                elif turned:
+                    for pair in range(pairs):
+                        x, y = _wide(keys[pair]), _wide(keys[pair + pairs])
+                        out[pair] = _narrow(x * cos[pair] - y * sin[pair], keys[pair])
+                        out[pair + pairs] = _narrow(y * cos[pair] + x * sin[pair], keys[pair])
+                for dim in range(still, dims):
+                    out[dim] = keys[dim]

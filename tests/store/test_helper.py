@@ -1,0 +1,92 @@
+"""The second thread that takes part in a call: nothing of it outlives the call."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from blend.store.helper import Helper
+
+
+@pytest.fixture
+def helper() -> Helper:
+    made = Helper("helper")
+    yield made
+    made.close()
+
+
+def test_every_piece_is_done_once_by_two_threads(helper: Helper) -> None:
+    both = threading.Barrier(2)
+    done: list[tuple[int, str]] = []
+
+    def work(piece: int) -> None:
+        if piece < 2:
+            both.wait(30)  # passes only if both threads are at work
+        done.append((piece, threading.current_thread().name))
+
+    helper.each(work, range(100))
+    assert sorted(piece for piece, _ in done) == list(range(100))
+    assert {name for _, name in done} == {threading.current_thread().name, "helper"}
+
+
+def test_one_piece_is_the_caller_s(helper: Helper) -> None:
+    names: list[str] = []
+    helper.each(lambda _: names.append(threading.current_thread().name), [1])
+    helper.each(lambda _: names.append("none"), [])
+    assert names == [threading.current_thread().name]
+
+
+@pytest.mark.parametrize("whose", ["caller", "helper"])
+def test_an_error_of_either_thread_is_raised_when_both_are_done(helper: Helper, whose: str) -> None:
+    both, under_way, begun = threading.Barrier(2), [0], []
+
+    def work(piece: int) -> None:
+        begun.append(piece)
+        under_way[0] += 1
+        try:
+            both.wait(30)
+            if (threading.current_thread().name == "helper") == (whose == "helper"):
+                raise ValueError(whose)
+            both.wait(0.2)
+        except threading.BrokenBarrierError:
+            pass
+        finally:
+            under_way[0] -= 1
+
+    with pytest.raises(ValueError, match=whose):
+        helper.each(work, range(50))
+    assert under_way == [0]
+    assert len(begun) < 50, "after an error nothing more begins"
+
+
+def test_a_helper_at_work_elsewhere_keeps_nobody_waiting(helper: Helper) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def slow(piece: int) -> None:
+        if threading.current_thread().name == "helper":
+            inside.set()
+            go.wait(30)
+        else:
+            inside.wait(30)
+
+    other = threading.Thread(target=helper.each, args=(slow, range(2)))
+    other.start()
+    assert inside.wait(30)
+    done: list[int] = []
+    helper.each(done.append, range(10))
+    assert sorted(done) == list(range(10))
+    assert other.is_alive(), "the other call is still under way"
+    go.set()
+    other.join(30)
+    assert not other.is_alive()
+
+
+def test_it_works_alone_once_closed(helper: Helper) -> None:
+    helper.each(lambda _: None, range(4))
+    helper.close()
+    helper.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "helper"]
+    done: list[int] = []
+    helper.each(done.append, range(10))
+    assert done == list(range(10))
