@@ -1,9 +1,9 @@
 """Time to first token: blended prefill from the host tier and from disk, against stock transformers' full prefill.
 
-Each prompt runs in turn in one process: stock transformers (``logits_to_keep=1``, its fastest attention on this
-machine), then blend with every chunk in the host tier. Afterwards a new process, whose host tier is empty, reads
-the same chunks from disk, their pages dropped from the page cache first. All times count from the prompt's token
-ids to the first token, selection and fetch included.
+Each prompt runs three times in a row: by stock transformers (``logits_to_keep=1``, its fastest attention on this
+machine), by blend with every chunk in the host tier, and by blend from disk, the host tier emptied and the files'
+pages dropped from the page cache first. All times count from the prompt's token ids to the first token, selection
+and fetch included.
 
     python benchmarks/ttft.py --data musique_s_100.json --prompts 10 --method query --ratio 0.15
 
@@ -20,12 +20,10 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -93,33 +91,13 @@ def drop_pages(directory: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def cold_reports(args: argparse.Namespace, store: Path) -> list[dict[str, Any]]:
-    """Reports of the same prompts in a process of its own that starts with an empty host tier."""
-    drop_pages(store)
-    command = [sys.executable, __file__, *sys.argv[1:], "--cold-store", str(store)]
-    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def run_cold(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The cold process: one report a prompt, each chunk read from disk for the first time."""
-    with engine(args, Path(args.cold_store)) as cold:
-        warm_up(cold)
-        for prompt in prompts(cold, args.data, args.prompts):
-            report = cold.prefill(prompt, plan(args)).report
-            cold.store.wait_idle()
-            drop_pages(Path(args.cold_store))
-            sys.stderr.write(f"  disk {report.timings.ttft / 1e3:.3f} s\n")
-            yield {**asdict(report), "load_s": load_seconds(cold, report)}
-            drop_host(cold)
-            drop_pages(Path(args.cold_store))
-
-
-def drop_host(engine: Engine) -> None:
-    """Empty the host tier, since questions share passages: each is to come from disk every time."""
+def leave_on_disk(engine: Engine, directory: Path) -> None:
+    """Empty the host tier and the page cache, so that every object comes from the device."""
+    engine.store.wait_idle()
     (host,) = [tier for tier in engine.store.tiers if tier.name == "host"]
     for key in list(host.keys()):
         host.remove(key)
+    drop_pages(directory)
 
 
 def load_seconds(engine: Engine, report: Report) -> float:
@@ -176,82 +154,88 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="name, directory or hub id (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="dtype of weights and KV (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's own)")
-    parser.add_argument("--cold-store", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def measure(args: argparse.Namespace) -> tuple[list[float], list[Report], list[dict[str, Any]], str]:
-    """Stock seconds, host reports and disk reports, one a prompt, and the stock model's attention."""
-    with tempfile.TemporaryDirectory() as store:
-        full, host = [], []
-        with engine(args, Path(store)) as warm:
-            todo = prompts(warm, args.data, args.prompts)
-            model, attention = stock_model(warm.config, tokens=min(1024, len(todo[0])))
-            warm_up(warm)
-            for i, prompt in enumerate(todo, 1):
-                # A plain line before each prompt: a bar that redraws itself would take its share of the cores.
-                sys.stderr.write(f"prompt {i} of {len(todo)}\n")
-                warm.precompute(s for s in prompt.segments if isinstance(s, Chunk))
-                ids = torch.tensor([prompt.token_ids], device=warm.decoder.device)
-                full.append(stock_prefill(model, ids)[0])
-                host.append(warm.prefill(prompt, plan(args)).report)
-                sys.stderr.write(f"  full {full[-1]:.3f} s, host {host[-1].timings.ttft / 1e3:.3f} s\n")
-        del model
-        return full, host, cold_reports(args, Path(store)), attention
+@dataclass(frozen=True)
+class Measured:
+    """One prompt: seconds of stock transformers, the reports of both runs, and seconds to read its objects alone."""
+
+    full_s: float
+    host: Report
+    disk: Report
+    load_s: float
 
 
-def disk_bound(method: str, host: Report, load_s: float) -> float:
+def measure(args: argparse.Namespace) -> tuple[list[Measured], str]:
+    """What was measured, one a prompt, and the stock model's attention."""
+    with tempfile.TemporaryDirectory() as store, engine(args, Path(store)) as blend:
+        todo, measured = prompts(blend, args.data, args.prompts), []
+        model, attention = stock_model(blend.config, tokens=min(1024, len(todo[0])))
+        warm_up(blend)
+        for i, prompt in enumerate(todo, 1):
+            # A plain line before each prompt: a bar that redraws itself would take its share of the cores.
+            sys.stderr.write(f"prompt {i} of {len(todo)}\n")
+            blend.precompute(s for s in prompt.segments if isinstance(s, Chunk))
+            ids = torch.tensor([prompt.token_ids], device=blend.decoder.device)
+            full = stock_prefill(model, ids)[0]
+            host = blend.prefill(prompt, plan(args)).report
+            leave_on_disk(blend, Path(store))
+            disk = blend.prefill(prompt, plan(args)).report
+            leave_on_disk(blend, Path(store))
+            measured.append(Measured(full, host, disk, load_seconds(blend, disk)))
+            ttft = [report.timings.ttft / 1e3 for report in (host, disk)]
+            sys.stderr.write(f"  full {full:.3f} s, host {ttft[0]:.3f} s, disk {ttft[1]:.3f} s\n")
+        return measured, attention
+
+
+def disk_bound(method: str, run: Measured) -> float:
     """Seconds that the time to first token from disk should stay under."""
-    seconds = host.timings.first_token / 1e3
+    seconds = run.host.timings.ttft / 1e3
     if method == "query":
-        seconds += max(0.0, load_s - host.timings.select / 1e3)
+        seconds += max(0.0, run.load_s - run.host.timings.select / 1e3)
     return 1.1 * seconds
 
 
 def main() -> None:
     """Measure, then print the table and the JSON line."""
     args = arguments()
-    if args.cold_store:
-        for report in run_cold(args):
-            print(json.dumps(report), flush=True)
-        return
-    full, host, disk, attention = measure(args)
-    host_s = [r.timings.ttft / 1e3 for r in host]
-    disk_s = [r["timings"]["first_token"] / 1e3 for r in disk]
-    for tier, reports in (("host", [asdict(r) for r in host]), ("disk", disk)):
-        tiers = {c["tier"] for report in reports for c in report["chunks"]}
+    runs, attention = measure(args)
+    full_s = [run.full_s for run in runs]
+    host_s, disk_s = [run.host.timings.ttft / 1e3 for run in runs], [run.disk.timings.ttft / 1e3 for run in runs]
+    for tier, reports in (("host", [run.host for run in runs]), ("disk", [run.disk for run in runs])):
+        tiers = {chunk.tier for report in reports for chunk in report.chunks}
         if tiers != {tier} and args.method not in ("full", "prefix"):
             raise SystemExit(f"chunks were served from {tiers} and not from {tier}: this measures something else")
     table = Table(title=f"TTFT, {args.model} {args.dtype}, {args.method} {args.ratio:g}, stock attention: {attention}")
     for column in ("prompt", "tokens", "full s", "host s", "disk s", "× host", "× disk", "charged"):
         table.add_column(column, justify="right")
-    for i, report in enumerate(host):
-        ratios = (full[i] / host_s[i], full[i] / disk_s[i])
-        row = (i, report.tokens, full[i], host_s[i], disk_s[i], *ratios, report.charged_ratio)
+    for i, (run, host, disk) in enumerate(zip(runs, host_s, disk_s, strict=True)):
+        row = (i, run.host.tokens, run.full_s, host, disk, run.full_s / host, run.full_s / disk, run.host.charged_ratio)
         table.add_row(*(str(v) if isinstance(v, int) else f"{v:.3f}" for v in row))
     Console(width=110).print(table)
-    bounds = [disk_bound(args.method, r, d["load_s"]) for r, d in zip(host, disk, strict=True)]
+    bounds = [disk_bound(args.method, run) for run in runs]
     parts = ("queue", "lookup", "fetch", "rotate", "select", "recompute", "first_token")
     result = {
         "benchmark": "ttft",
         "model": args.model,
         "dtype": args.dtype,
         "method": args.method,
-        "prompts": len(full),
+        "prompts": len(runs),
         "stock_attention": attention,
-        "tokens": median(r.tokens for r in host),
-        "full_s": round(median(full), 4),
+        "tokens": median(run.host.tokens for run in runs),
+        "full_s": round(median(full_s), 4),
         "blend_host_s": round(median(host_s), 4),
         "blend_disk_s": round(median(disk_s), 4),
-        "speedup_host": round(median(f / b for f, b in zip(full, host_s, strict=False)), 3),
-        "speedup_disk": round(median(f / b for f, b in zip(full, disk_s, strict=False)), 3),
-        "load_s": round(median(d["load_s"] for d in disk), 4),
+        "speedup_host": round(median(f / b for f, b in zip(full_s, host_s, strict=True)), 3),
+        "speedup_disk": round(median(f / b for f, b in zip(full_s, disk_s, strict=True)), 3),
+        "load_s": round(median(run.load_s for run in runs), 4),
         "disk_bound_s": round(median(bounds), 4),
         "disk_within_bound": median(d / b for d, b in zip(disk_s, bounds, strict=True)) <= 1.0,
-        "requested_ratio": host[0].requested_ratio,
-        "charged_ratio": round(median(r.charged_ratio for r in host), 4),
-        "breakdown_ms": {p: round(median(getattr(r.timings, p) for r in host), 1) for p in parts},
-        "breakdown_disk_ms": {p: round(median(r["timings"][p] for r in disk), 1) for p in parts},
+        "requested_ratio": runs[0].host.requested_ratio,
+        "charged_ratio": round(median(run.host.charged_ratio for run in runs), 4),
+        "breakdown_ms": {p: round(median(getattr(run.host.timings, p) for run in runs), 1) for p in parts},
+        "breakdown_disk_ms": {p: round(median(getattr(run.disk.timings, p) for run in runs), 1) for p in parts},
         "machine": machine(),
     }
     print(json.dumps(result))

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from blend.errors import InvalidInput, InvalidPrompt, PromptTooLong, StoreError
+from blend.errors import InvalidInput, InvalidPrompt, ObjectCorrupt, PromptTooLong, StoreError
 from blend.filling import Filling, Lost, Place
 from blend.model.decoder import Decoder
 from blend.recompute import passes
@@ -167,6 +167,7 @@ class ChunkCache:
             lambda header, chunk: self._mismatch(header, chunk, tenant),
             self.decoder.rotations,
             self.decoder.dtype,
+            self.decoder.kernels,
             last=len(ids) - 1,
             begun=begin,
         )
@@ -210,15 +211,12 @@ class ChunkCache:
             TierUnavailable: a tier failed and may still have some; all that could be removed has been.
         """
         gone = frozenset(keys)
-        doomed = {ObjectKey(key, variant): None for key in gone for variant in self.store.variants(key)}
-        for k in list(self.store.keys()):
-            if k.conditioned and not gone.isdisjoint(self._neighbours(k)):
-                doomed[k] = None
+        doomed, fault = self._doomed(gone)
         # What waits to be written may be in no tier yet: removing it has it stay so.
         doomed.update(
             (k, None) for k, write in self._writes.items() if k.content in gone or not gone.isdisjoint(write.neighbours)
         )
-        removed, fault = 0, None
+        removed = 0
         for k in doomed:
             self._writes.pop(k, None)
             try:
@@ -229,15 +227,43 @@ class ChunkCache:
             raise fault
         return removed
 
+    def _doomed(self, gone: frozenset[str]) -> tuple[dict[ObjectKey, None], StoreError | None]:
+        """Return the objects of these content keys, and those that were encoded behind one of them.
+
+        Also the fault of a tier, if one may have more of them than it could tell.
+        """
+        found: dict[ObjectKey, None] = {}
+        others: dict[ObjectKey, None] = {}
+        fault: StoreError | None = None
+        for tier in self.store.tiers:
+            try:
+                found.update((ObjectKey(key, variant), None) for key in gone for variant in tier.variants(key))
+                others.update((k, None) for k in list(tier.keys()) if k.conditioned)
+            except StoreError as error:
+                self.store.count_fault(tier.name, error)
+                fault = error
+        for k in others:
+            try:
+                if not gone.isdisjoint(self._neighbours(k)):
+                    found[k] = None
+            except StoreError as error:
+                fault = error
+        return found, fault
+
     def disown(self, tag: str) -> None:
         """Do not answer any more for writes of a tenant or namespace that is being dropped."""
         self._writes = {key: write for key, write in self._writes.items() if not key.within(tag)}
 
     def _neighbours(self, key: ObjectKey) -> tuple[str, ...]:
+        """Return what a stored object was encoded behind; nothing where it is not there any more.
+
+        Raises:
+            StoreError: a tier failed that may have it.
+        """
         try:
             lease = self.store.get(key)
-        except StoreError:
-            return ()
+        except ObjectCorrupt:
+            return ()  # it has been set aside, and is never read again
         if lease is None:
             return ()
         with lease:

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from blend.errors import InvalidConfig
 
@@ -17,6 +18,7 @@ MAX_TENANT = 128
 """Most characters of a tenant's name."""
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
+KERNELS = ("auto", "torch", "triton", "reference")
 
 
 def cache_dir() -> Path:
@@ -132,7 +134,11 @@ def _is_address(value: object) -> bool:
     if not isinstance(value, str):
         return False
     host, _, port = value.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    return bool(host) and _is_port(port) and int(port) > 0
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 65536
 
 
 RESIDENCY_LOOPBACK = "tcp://127.0.0.1:*"
@@ -321,6 +327,8 @@ class EngineConfig:
         model: ``smollm2-135m`` (embedded default), a directory in transformers format, or a hub id.
         device: ``auto`` (CUDA where there is one), ``cpu`` or ``cuda``.
         dtype: ``auto`` (bfloat16 where the device computes in it, else float32), or a name.
+        kernels: what attention and the selectors' sums run on: ``auto`` (Triton on CUDA where it is installed, else
+            torch), ``torch``, ``triton``, or ``reference`` (short and slow: what the others are held against).
         sink: the tokens that every chunk is encoded behind and that are dropped afterwards: ``bos`` (the
             tokenizer's BOS, or its template's first token) or token ids; an empty tuple means none.
         max_rows: most rows of one forward pass; longer prefills run in slices of this size.
@@ -332,6 +340,7 @@ class EngineConfig:
     model: str = "smollm2-135m"
     device: str = "auto"
     dtype: str = "auto"
+    kernels: Literal["auto", "torch", "triton", "reference"] = "auto"
     sink: str | tuple[int, ...] = "bos"
     max_rows: int = 8192
     threads: int | None = None
@@ -345,6 +354,7 @@ class EngineConfig:
             raise InvalidConfig("device", self.device, "auto, cpu or cuda")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidConfig("dtype", self.dtype, "auto, float32, bfloat16 or float16")
+        _one_of("kernels", self.kernels, KERNELS)
         if isinstance(self.sink, str):
             if self.sink != "bos":
                 raise InvalidConfig("sink", self.sink, "'bos' or a tuple of token ids")
@@ -409,7 +419,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         host, colon, port = self.address.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > 65535:
+        if not colon or not host or not _is_port(port):
             raise InvalidConfig("address", self.address, "host:port with a port from 0 to 65535")
         _at_least("max_queue", self.max_queue, 1, "requests")
         _at_least("max_message_bytes", self.max_message_bytes, 1024, "bytes")

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from math import inf
-from time import perf_counter
 from types import TracebackType
 from typing import Literal
 
 import torch
 
+from blend.admission import Admission
 from blend.chunks import ChunkCache
 from blend.config import EngineConfig
-from blend.errors import Closed, InvalidInput, InvalidPlan, InvalidPrompt, PromptTooLong
+from blend.errors import Closed, InvalidInput, InvalidPrompt
+from blend.misses import Misses
 from blend.model import source, support
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Detokenizer
 from blend.pipeline import Pipeline, Request, at_first_token
 from blend.recompute import assemble, calibration, planner
-from blend.scheduler import Background, Turns
+from blend.scheduler import Turns
 from blend.stats import Counters, EngineStats, NamespaceStats, tenant_stats
 from blend.store import LAYOUT_VERSION, Dropped, Stored, open_store
 from blend.store.key import model_of, tenant_of
@@ -37,8 +36,6 @@ from blend.types import (
 )
 
 DEFAULT_NAMESPACE = "default"
-
-_FORGOTTEN_LIMIT = 100_000
 
 
 class Engine:
@@ -58,7 +55,7 @@ class Engine:
             torch.set_num_threads(self.config.threads)
         loaded = source.load(self.config.model, dtype=self.config.dtype, device=self.config.device)
         self.tokenizer = loaded.tokenizer
-        self.decoder = Decoder(loaded.model)
+        self.decoder = Decoder(loaded.model, self.config.kernels)
         support.check(self.decoder)
         assemble.prepare(self.decoder.dtype, self.decoder.device)
         self.sink = self._sink()
@@ -83,12 +80,8 @@ class Engine:
         self._pipeline = Pipeline(
             self.decoder, self._chunks, self.calibration, self._speed, self._turns, self.config.max_rows
         )
-        self._later = Background(self._turns, self._precompute_missed, name="blend-precompute")
-        # When a chunk was forgotten, or its namespace dropped: a request that came before must not have it computed
-        # again.
-        self._forgotten: dict[str, float] = {}
-        self._dropped: dict[str, float] = {}
-        self._forgetting = threading.Lock()
+        self._admission = Admission(self.decoder, self._chunks, self.calibration)
+        self._misses = Misses(self._turns, self._chunks.key, self._encode)
         self._closed = False
 
     def _sink(self) -> tuple[int, ...]:
@@ -145,7 +138,7 @@ class Engine:
             with self._turns.turn():
                 key = self._chunks.key(chunk, namespace)
                 self.store.known.learn(namespace)
-                self._forgotten.pop(key, None)
+                self._misses.want(key)
                 writes.append(self._encode(chunk, namespace, others))
                 keys.append(key)
         for write in writes:  # while one chunk is written to lower tiers, the next ones are computed
@@ -178,13 +171,7 @@ class Engine:
         """Remove chunks by the content keys that :meth:`precompute` returned, whatever model they were made with."""
         gone = set(keys)
         with self._turns.turn():
-            with self._forgetting:
-                now = perf_counter()
-                for key in gone:
-                    self._forgotten[key] = now
-                while len(self._forgotten) > _FORGOTTEN_LIMIT:
-                    del self._forgotten[next(iter(self._forgotten))]
-                self._later.discard(lambda missed: self._chunks.key(*missed) in gone)
+            self._misses.forget(gone)
             return self._chunks.forget(gone)
 
     def namespaces(self) -> tuple[NamespaceStats, ...]:
@@ -214,31 +201,16 @@ class Engine:
         """
         self._chunks.namespace(name)
         with self._turns.turn():
-            with self._forgetting:
-                self._dropped.pop(name, None)
-                self._dropped[name] = perf_counter()
-                while len(self._dropped) > _FORGOTTEN_LIMIT:
-                    del self._dropped[next(iter(self._dropped))]
-                self._later.discard(lambda missed: missed[1] == name)
+            self._misses.drop(name)
             tag = self.store.known.learn(name)
             self._chunks.disown(tag)
         return self.store.drop(tag)  # requests need not wait for that
 
-    def _precompute_missed(self, missed: tuple[Chunk, str]) -> None:
-        self._encode(*missed)
-
-    def _remember(self, request: Request, report: Report) -> None:
-        """Queue one context-free precompute for every chunk that the store could not give, and that is still wanted."""
-        if not self.config.recompute_misses:
-            return
-        chunks = [s for s in request.prompt.segments if isinstance(s, Chunk)]
-        for chunk, seen in zip(chunks, report.chunks, strict=True):
-            if seen.outcome not in ("miss", "failed"):
-                continue
-            with self._forgetting:  # nothing is forgotten between looking and queueing
-                unwanted = max(self._forgotten.get(seen.key, -inf), self._dropped.get(request.namespace, -inf))
-                if unwanted < request.arrived:
-                    self._later.submit((chunk, request.namespace))
+    def _finished(self, request: Request, report: Report) -> None:
+        """Take note of a request that has reached its first token."""
+        self._counters.finished(report)
+        if self.config.recompute_misses:
+            self._misses.queue(request, report)
 
     # --------------------------------------------------------------- answers
 
@@ -303,8 +275,7 @@ class Engine:
             detokenizer = Detokenizer(self.tokenizer)
             token = int(state.logits.argmax())
             report = at_first_token(state.report, request)
-            self._counters.finished(report)
-            self._remember(request, report)
+            self._finished(request, report)
             produced: list[int] = []
             while token not in self.tokenizer.eos_ids and len(produced) < max_new_tokens:
                 produced.append(token)
@@ -333,8 +304,7 @@ class Engine:
         """
         state = self._pipeline.prefill(self._admit(prompt, plan, namespace, reserve), positions)
         report = at_first_token(state.report, state.request)
-        self._counters.finished(report)
-        self._remember(state.request, report)
+        self._finished(state.request, report)
         if compare_full:
             report = replace(report, comparison=self._pipeline.compare(state))
         return Prefill(state.logits, state.canvas, report)
@@ -352,14 +322,14 @@ class Engine:
         Row t is the distribution from which ``continuation_ids[t]`` would be drawn, the tokens before it forced.
         """
         ids = as_token_ids(continuation_ids)
-        self._check_ids("continuation_ids", ids)
+        self._admission.check_ids("continuation_ids", ids)
         state = self._pipeline.prefill(self._admit(prompt, plan, namespace, len(ids) - 1), positions=False)
         return self.continuation(Prefill(state.logits, state.canvas, state.report), ids)
 
     def continuation(self, prefill: Prefill, continuation_ids: Sequence[int]) -> torch.Tensor:
         """Return what :meth:`score` returns, from a prefill whose canvas has room for all but the last token."""
         ids = as_token_ids(continuation_ids)
-        self._check_ids("continuation_ids", ids)
+        self._admission.check_ids("continuation_ids", ids)
         start, end = prefill.report.tokens, prefill.report.tokens + len(ids) - 1
         if end > prefill.canvas.length:
             raise InvalidInput("continuation_ids", f"{len(ids)} tokens", f"{prefill.canvas.length - start + 1} at most")
@@ -386,31 +356,11 @@ class Engine:
     def _admit(
         self, prompt: Prompt, plan: Plan | None, namespace: str, reserve: int, arrived: float | None = None
     ) -> Request:
-        arrived = perf_counter() if arrived is None else arrived
         if self._closed:
             raise Closed("the engine is closed")
-        if not isinstance(prompt, Prompt):
-            raise InvalidPrompt("prompt", prompt, "a Prompt")
-        self._check_ids("prompt", prompt.token_ids)
-        plan = Plan() if plan is None else plan
-        if not isinstance(plan, Plan):
-            raise InvalidPlan("plan", plan, "a Plan")
-        if not isinstance(reserve, int) or isinstance(reserve, bool) or reserve < 0:
-            raise InvalidInput("reserve", reserve, "an integer of 0 or more")
-        planner.decide(plan, self.calibration)
-        self._chunks.namespace(namespace)
+        request = self._admission.admit(prompt, plan, namespace, reserve, arrived)
         self.store.known.learn(namespace)
-        capacity = len(prompt) + reserve
-        if capacity > self.decoder.max_positions:
-            raise PromptTooLong(capacity, self.decoder.max_positions, "prompt with room for its answer")
-        return Request(prompt, plan, namespace, capacity, arrived)
-
-    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
-        if not ids:
-            raise InvalidPrompt(what, "no tokens", "at least one token id")
-        if min(ids) < 0 or max(ids) >= self.decoder.vocab_size:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
-            raise InvalidPrompt(what, wrong, f"token ids from 0 to {self.decoder.vocab_size - 1}")
+        return request
 
     # --------------------------------------------------------------- upkeep
 
@@ -428,16 +378,16 @@ class Engine:
             calibrated=self.calibration is not None,
             waiting=self._turns.waiting,
             counters=self._counters.snapshot(),
-            background={"done": self._later.done, "failed": self._later.failed, "dropped": self._later.dropped},
+            background=self._misses.counts(),
             tiers=self.store.tier_stats(),
             loads=self.store.load_stats(),
             writes=self.store.write_stats(),
-            tenants=tenant_stats(self.store.tiers, self.store.known.name),
+            tenants=tenant_stats(self.store),
         )
 
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until no background precompute is left (``timeout`` in seconds); returns whether that is so."""
-        return self._later.wait_idle(timeout)
+        return self._misses.wait_idle(timeout)
 
     def close(self) -> None:
         """Let the running step finish, stop the background thread and close the store. Safe to call again."""
@@ -445,7 +395,7 @@ class Engine:
             return
         self._closed = True
         self._turns.close()
-        self._later.close()
+        self._misses.close()
         self.store.close()
 
     def __enter__(self) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
@@ -14,6 +15,7 @@ import torch
 from blend.errors import ResourceExhausted, StoreError
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.canvas import Canvas
+from blend.recompute.kernels.dispatch import Kernels
 from blend.recompute.rope import Rotation
 from blend.store import Header, Lease, LoadingLease, ObjectKey, TieredStore
 from blend.types import Chunk, ChunkReport
@@ -126,6 +128,7 @@ class Filling:
         wrong: why a stored object is not the chunk it was asked for, or an empty string.
         rotations: one for each layer of the model.
         dtype: of the model's KV.
+        kernels: what chunks are placed with.
         last: position of the prompt's last token, which is never taken from the store, for its logits are wanted.
         begun: when looking up began, a reading of :func:`time.perf_counter`.
     """
@@ -137,17 +140,26 @@ class Filling:
         wrong: Callable[[Header, Chunk], str],
         rotations: Sequence[Rotation | None],
         dtype: torch.dtype,
+        kernels: Kernels,
         last: int,
         begun: float,
     ) -> None:
         self._places = tuple(places)
-        self._wrong = wrong
+        chunks = defaultdict[ObjectKey, list[Chunk]](list)
+        for place in places:
+            if place.wanted is not None:
+                chunks[place.wanted].append(place.chunk)
         self._rotations = rotations
         self._dtype = dtype
+        self._kernels = kernels
         self._last = last
         self._patient = store.policy.prefetch != "best_effort"
         tokens = sum(place.end - place.start for place in places if place.wanted is not None)
-        self._loads = store.load((place.wanted for place in places if place.wanted is not None), tokens)
+        self._loads = store.load(
+            chunks,
+            tokens,
+            lambda header: next(filter(None, (wrong(header, chunk) for chunk in chunks[header.key])), ""),
+        )
         self._sources: dict[ObjectKey, _Source] = {}
         self._faults: dict[ObjectKey, str] = {}
         self._loaded = Loaded(lookup_ms=(perf_counter() - begun) * 1e3)
@@ -205,8 +217,8 @@ class Filling:
             return replace(report, outcome=outcome, reason=reason or "not stored")
         self._read(wanted, lease)
         report = replace(report, tier=lease.tier)
-        if reason := self._faults.get(wanted) or self._wrong(lease.header, place.chunk):
-            return replace(report, outcome="failed", reason=reason)
+        if fault := self._faults.get(wanted):
+            return replace(report, outcome="failed", reason=fault)
         return replace(report, outcome="hit", variant=wanted.variant, nbytes=lease.header.payload_nbytes)
 
     def onto(self, canvas: Canvas) -> None:
@@ -222,7 +234,7 @@ class Filling:
             Piece(place.start, min(place.end, self._last) - place.start, self._loads[source.wanted].header.position)
             for place, source in hits
         ]
-        assembly = Assembly(canvas, pieces, self._rotations)
+        assembly = Assembly(canvas, pieces, self._rotations, self._kernels)
         loaded, sources = self._loaded, [source for _, source in hits]
 
         def fill(layer: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from blend.store import LoadStats, Tier, TierStats, Usage, WriteStats
+from blend.errors import StoreError
+from blend.store import LoadStats, TieredStore, Usage, WriteStats
+from blend.store.state import TierState
 from blend.types import Report
 
 
@@ -89,7 +91,7 @@ class EngineStats:
     waiting: int
     counters: dict[str, Any]
     background: dict[str, int]
-    tiers: tuple[TierStats, ...]
+    tiers: tuple[TierState, ...]
     loads: LoadStats
     writes: WriteStats
     tenants: tuple[TenantStats, ...] = ()
@@ -99,10 +101,17 @@ class EngineStats:
         return asdict(self)
 
 
-def tenant_stats(tiers: Iterable[Tier], name_of: Callable[[str], str | None]) -> tuple[TenantStats, ...]:
-    """Return what every tenant holds in every tier; ``name_of`` knows some by their tags."""
-    return tuple(
-        TenantStats(name_of(usage.tenant), usage.tenant, tier.name, usage.used_bytes, usage.quota_bytes)
-        for tier in tiers
-        for usage in tier.tenants()
-    )
+def tenant_stats(store: TieredStore) -> tuple[TenantStats, ...]:
+    """Return what every tenant holds in every tier of a store; a tier that fails is counted there and left out."""
+    found = []
+    for tier in store.tiers:
+        try:
+            usages = tier.tenants()
+        except StoreError as error:
+            store.count_fault(tier.name, error)
+            continue
+        found += [
+            TenantStats(store.known.name(usage.tenant), usage.tenant, tier.name, usage.used_bytes, usage.quota_bytes)
+            for usage in usages
+        ]
+    return tuple(found)

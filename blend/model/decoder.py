@@ -2,11 +2,12 @@
 
 The seam is one attention function, registered with transformers' attention interface. A pass gives the model all
 rows side by side in a batch of one; in every layer that function writes the fresh K and V of each request's rows
-into its canvas and lets each row attend to its own canvas, up to its own position. What a pass works on reaches
-the function through a context variable, so models need not pass anything on.
+into its canvas and lets each row attend to its own canvas, up to its own position, by the kernels that were chosen
+for the decoder. What a pass works on reaches the function through a context variable, so models need not pass
+anything on.
 
-``blend.model`` imports ``blend.recompute.canvas``, ``attention`` and ``rope``, against the usual direction: those
-three hold pure tensor code that imports nothing of models.
+``blend.model`` imports ``blend.recompute.canvas``, ``kernels`` and ``rope``, against the usual direction: those hold
+pure tensor code that imports nothing of models.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -25,8 +27,10 @@ from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 from blend.errors import InvalidInput, ModelError, ModelUnsupported
 from blend.model.rotary import PROBE_TOKENS, find_rotations
 from blend.model.rows import LayerAttention, Observer, Rows, StopForward
-from blend.recompute.attention import Reach, attend_within
 from blend.recompute.canvas import Canvas
+from blend.recompute.kernels.batch import Batch
+from blend.recompute.kernels.dispatch import Choice, kernels_for
+from blend.recompute.kernels.memory import Canvases
 
 __all__ = ["ATTENTION", "FAULTS", "Decoder", "LayerAttention", "Observer", "Rows", "StopForward"]
 
@@ -59,20 +63,26 @@ class Decoder:
     position (the position self-test of :mod:`blend.model.rotary`). Whether the whole model is computed exactly is
     for :func:`blend.model.support.check` to say.
 
+    Args:
+        model: a transformers model on its device. It is changed: call it through the decoder from now on.
+        kernels: which version of the kernels runs, see :func:`blend.recompute.kernels.dispatch.kernels_for`.
+
     Attributes:
         model: the transformers model.
         name: what errors call it.
         layers, heads, kv_heads, head_dim: L, H, KVH and D.
         vocab_size, max_positions: tokens, and positions of the model's context.
         dtype, device: of weights and canvases.
+        kernels: what passes and selectors compute with.
         rotations: for each layer how its keys turn, ``None`` where they don't; layers that turn alike share one
             object.
 
     Raises:
+        InvalidInput: kernels that do not run here.
         ModelUnsupported: attention or positions of a kind that rows cannot express.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, kernels: Choice = "auto") -> None:
         config: Any = model.config.get_text_config(decoder=True)
         self.model = model.requires_grad_(False)
         model.train(False)
@@ -89,6 +99,7 @@ class Decoder:
         self.max_positions: int = config.max_position_embeddings
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
+        self.kernels = kernels_for(self.new_canvas(1).k, kernels)
         model.set_attn_implementation(ATTENTION)
         self.rotations = find_rotations(model, self.name, self.max_positions, self._probe)
 
@@ -195,42 +206,41 @@ class Decoder:
 class _Pass:
     """One forward pass: whose rows lie where along the sequence axis, and which layer comes next."""
 
-    def __init__(self, decoder: Decoder, batch: Sequence[Rows]) -> None:
+    def __init__(self, decoder: Decoder, requests: Sequence[Rows]) -> None:
         self.decoder = decoder
-        self.batch = batch
-        self.total = sum(len(rows) for rows in batch)
+        self.requests = requests
+        self.memory = Canvases([rows.canvas.k for rows in requests], [rows.canvas.v for rows in requests])
+        self.batch = Batch([rows.positions for rows in requests], [rows.visible for rows in requests])
+        self.observed = [
+            (rows.observer, rows, slice(start, stop))
+            for rows, (start, stop) in zip(requests, pairwise(self.batch.starts), strict=True)
+            if rows.observer is not None
+        ]
         self.next_layer = 0
-        self._reaches: dict[tuple[int, int | None], Reach] = {}
 
     def layer(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention) -> Tensor:
         """Attention of one layer for all rows: ``[1, rows, H, D]`` from ``[1, heads, rows, D]`` each."""
         self._check(module, query, key, value)
-        layer = self.next_layer
-        out = []
-        start = 0
-        for index, rows in enumerate(self.batch):
-            stop = start + len(rows)
+        layer, kernels = self.next_layer, self.decoder.kernels
+        q, k, v = query[0], key[0], value[0]
+        for rows in self.requests:
             rows.canvas.need(layer)
-            fresh = query[0, :, start:stop], key[0, :, start:stop], value[0, :, start:stop]
-            if rows.observer is not None:
-                rows.observer.before_write(layer, rows, *fresh, attention)
-            k, v = rows.canvas.k[layer], rows.canvas.v[layer]
-            k.index_copy_(1, rows.positions, fresh[1])
-            v.index_copy_(1, rows.positions, fresh[2])
-            if rows.observer is not None:
-                rows.observer.after_write(layer, rows, *fresh, attention)
-            reach = self._reach(index, attention.window)
-            part = attend_within(fresh[0], k, v, reach, scale=attention.scale, softcap=attention.softcap)
-            out.append(part.transpose(0, 1))
-            start = stop
+        for observer, rows, own in self.observed:
+            observer.before_write(layer, rows, q[:, own], k[:, own], v[:, own], attention)
+        kernels.commit(k, v, self.memory, layer, self.batch)
+        for observer, rows, own in self.observed:
+            observer.after_write(layer, rows, q[:, own], k[:, own], v[:, own], attention)
+        out = kernels.attend(
+            q,
+            self.memory,
+            layer,
+            self.batch,
+            scale=attention.scale,
+            window=attention.window,
+            softcap=attention.softcap,
+        )
         self.next_layer += 1
-        return (out[0] if len(out) == 1 else torch.cat(out))[None].contiguous()
-
-    def _reach(self, index: int, window: int | None) -> Reach:
-        if (index, window) not in self._reaches:
-            rows = self.batch[index]
-            self._reaches[index, window] = Reach(rows.positions, window, rows.visible)
-        return self._reaches[index, window]
+        return out.transpose(0, 1)[None].contiguous()
 
     def _check(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
         decoder = self.decoder
@@ -239,7 +249,7 @@ class _Pass:
             raise ModelUnsupported(
                 decoder.name, f"attention of layer {layer} where layer {self.next_layer} of {decoder.layers} is next"
             )
-        rows, dims = self.total, decoder.head_dim
+        rows, dims = self.batch.rows, decoder.head_dim
         expected = (1, decoder.heads, rows, dims), (1, decoder.kv_heads, rows, dims), (1, decoder.kv_heads, rows, dims)
         shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
         if shapes != expected:

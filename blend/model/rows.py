@@ -13,7 +13,7 @@ from blend.recompute.canvas import Canvas
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """What one layer asks of attention: see :func:`blend.recompute.attention.attend`."""
+    """What one layer asks of attention: see :func:`blend.recompute.kernels.reference.attend`."""
 
     scale: float
     window: int | None

@@ -12,6 +12,8 @@ from torch import Tensor
 from blend.errors import InvalidInput
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels import cpu
+from blend.recompute.kernels.dispatch import Kernels
+from blend.recompute.kernels.stored import Stored, Turns
 from blend.recompute.rope import Rotation, Turn
 
 
@@ -42,16 +44,21 @@ class Assembly:
         canvas: where to write, ``[L, KVH, N, D]``.
         pieces: one for each chunk.
         rotations: one for each layer, ``None`` for a layer that does not rotate (NoPE).
+        kernels: what places chunks where the loop that is compiled for CPUs does not.
     """
 
-    def __init__(self, canvas: Canvas, pieces: Sequence[Piece], rotations: Sequence[Rotation | None]) -> None:
+    def __init__(
+        self, canvas: Canvas, pieces: Sequence[Piece], rotations: Sequence[Rotation | None], kernels: Kernels
+    ) -> None:
         self.pieces = tuple(pieces)
         self._k, self._v = canvas.k, canvas.v  # not the canvas: it refers to what fills it
         self._rotations = tuple(rotations)
         self._turns: dict[tuple[int, int], Turn] = {}
         self._tables: dict[int, cpu.Tables] = {}
-        self._placement: cpu.Placement | None = None
-        if cpu.supports(canvas.k.dtype, canvas.k.device):
+        self._placement: cpu.Placement | _Staged
+        if kernels.backend != "torch" or not cpu.supports(canvas.k.dtype, canvas.k.device):
+            self._placement = _Staged(canvas, self.pieces, kernels)
+        else:
             self._placement = cpu.Placement(canvas.k, canvas.v, [(piece.start, piece.tokens) for piece in self.pieces])
 
     def put(self, layer: int, kv: Sequence[Tensor]) -> None:
@@ -65,23 +72,10 @@ class Assembly:
         Raises:
             InvalidInput: not one such tensor for each piece.
         """
-        if self._placement is not None:
+        if isinstance(self._placement, cpu.Placement):
             self._placement.place(layer, kv, self._tables_of(layer))
-            return
-        if len(kv) != len(self.pieces):
-            raise InvalidInput("kv", f"{len(kv)} tensors", f"one for each of the {len(self.pieces)} pieces")
-        for piece, stored in zip(self.pieces, kv, strict=True):
-            self._copy(layer, piece, stored, self._turn(layer, piece.shift))
-
-    def _copy(self, layer: int, piece: Piece, stored: Tensor, turn: Turn | None) -> None:
-        k, v = self._k[layer], self._v[layer]
-        span = slice(piece.start, piece.start + piece.tokens)
-        v[:, span].copy_(stored[1, :, : piece.tokens])
-        keys = stored[0, :, : piece.tokens]
-        if turn is None:
-            k[:, span].copy_(keys)
         else:
-            turn.into(keys.to(k.device), k[:, span])
+            self._placement.place(kv, self._k[layer], self._v[layer], self._rotations[layer])
 
     def _tables_of(self, layer: int) -> cpu.Tables:
         """The angles of all pieces in a layer; zeros for those that stay as they are."""
@@ -105,6 +99,32 @@ class Assembly:
         if key not in self._turns:
             self._turns[key] = rotation.by(shift)
         return self._turns[key]
+
+
+class _Staged:
+    """One layer of all chunks at a time: copied to the canvas's device, then placed by one kernel."""
+
+    def __init__(self, canvas: Canvas, pieces: Sequence[Piece], kernels: Kernels) -> None:
+        k = canvas.k
+        sizes = [(1, 2, k.shape[1], piece.tokens, k.shape[3]) for piece in pieces]
+        self._layers = [torch.empty(size, dtype=k.dtype, device=k.device) for size in sizes]
+        self._stored = Stored(self._layers)
+        spans = [torch.arange(piece.start, piece.start + piece.tokens) for piece in pieces]
+        self._slots = torch.cat(spans).to(k.device)
+        self._shifts = [piece.shift for piece in pieces]
+        self._turns: dict[int, Turns] = {}
+        self._assemble = kernels.assemble
+
+    def place(self, kv: Sequence[Tensor], key: Tensor, value: Tensor, rotation: Rotation | None) -> None:
+        """Write what ``kv`` holds of one layer to the canvas's ``key`` and ``value`` ``[KVH, N, D]``."""
+        if len(kv) != len(self._layers):
+            raise InvalidInput("kv", f"{len(kv)} tensors", f"one for each of the {len(self._layers)} pieces")
+        for staged, stored in zip(self._layers, kv, strict=True):
+            staged[0].copy_(stored[:, :, : staged.shape[3]])
+        if rotation is not None and id(rotation) not in self._turns:
+            self._turns[id(rotation)] = Turns.of(rotation, self._shifts, key.device)
+        turns = None if rotation is None else self._turns[id(rotation)]
+        self._assemble(self._stored, 0, key, value, self._slots, turns)
 
 
 def prepare(dtype: torch.dtype, device: torch.device) -> None:

@@ -104,15 +104,7 @@ class Reach:
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    visible: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, reach: Reach, *, scale: float, softcap: float | None = None
 ) -> Tensor:
     """Each row's attention over keys up to and including its own position: ``[H, R, D]`` in the dtype of ``query``.
 
@@ -122,19 +114,10 @@ def attend(
     Args:
         query: ``[H, R, D]``; H is a multiple of KVH, heads of one KV head lie side by side.
         key, value: ``[KVH, N, D]``, already holding the rows' own keys and values.
-        positions: ``[R]`` int64, strictly ascending, below N.
+        reach: which keys each row reads, all of them below N.
         scale: what scores are multiplied by.
-        window: rows at p read keys above ``p - window`` only.
         softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
-        visible: ``[N]`` bool, keys that may be read besides a row's own; ``None``: all.
     """
-    return attend_within(query, key, value, Reach(positions, window, visible), scale=scale, softcap=softcap)
-
-
-def attend_within(
-    query: Tensor, key: Tensor, value: Tensor, reach: Reach, *, scale: float, softcap: float | None = None
-) -> Tensor:
-    """:func:`attend`, for a ``reach`` that was made before."""
     heads, rows, dims = query.shape
     kv_heads = key.shape[0]
     if heads % kv_heads:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from blend.errors import BlendError, InvalidInput, NotFound, StoreError
+from blend.sizes import parse_size
 from blend.store.base import Tier
 from blend.store.key import Namespace, ObjectKey, content_key
 from blend.store.layout import Header, new_generation
@@ -40,8 +40,6 @@ be a tenant's name, unless that looks like a tag.
 Exit status: 0 all is well, 1 the store cannot be used, or objects are corrupt or cannot be removed, 2 wrong arguments,
 130 interrupted.
 """
-_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", re.IGNORECASE)
 SHAPES = {"smollm2": (30, 3, 64), "7b": (32, 8, 128)}
 """Layers, KV heads and head size of objects to measure with; of 256 tokens they have 5.6 and 32 MiB in 16 bits."""
 
@@ -66,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def size(text: str) -> int:
     """Return a number of bytes from text such as ``512MiB``."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 512MiB or 1.5GiB")
-    return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+    try:
+        return parse_size(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {error.allowed}") from error
 
 
 def _count(text: str) -> int:

@@ -30,6 +30,7 @@ from blend.store.tenants import Quotas
 DIRECTORY_VERSION = 1
 _MARK = "blend-store"
 _TEMPORARY = ".tmp"
+_OWN = ("layout", "quotas", "ledger", "sessions", "objects", "quarantine")
 _ATTEMPTS = 8
 _log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def private_directory(io: FileIO, path: Path) -> None:
     """Make ``path`` a directory that this user may keep files in.
 
     Raises:
-        TierUnavailable: it is something else, belongs to somebody else, or cannot be made.
+        TierUnavailable: it is something else, belongs to somebody else, cannot be made, or cannot be written.
     """
     missing = []
     try:
@@ -85,9 +86,22 @@ def private_directory(io: FileIO, path: Path) -> None:
         raise TierUnavailable(f"{path}: {describe(error)}; give a directory that can be made and written") from error
     if not stat.S_ISDIR(found.st_mode):
         raise TierUnavailable(f"{path}: is a file; give a directory")
+    _require_own(str(path), found)
+
+
+def _require_own(path: str, found: os.stat_result) -> None:
+    """Refuse a file or a directory that this user does not own, or may not read and write."""
     if found.st_uid != os.geteuid():
         raise TierUnavailable(
             f"{path}: belongs to user {found.st_uid}, this process to {os.geteuid()}; give a directory of your own"
+        )
+    wanted, mode = os.R_OK | os.W_OK, "u+rw"
+    if stat.S_ISDIR(found.st_mode):
+        wanted, mode = wanted | os.X_OK, "u+rwx"
+    if not os.access(path, wanted, effective_ids=os.access in os.supports_effective_ids):
+        raise TierUnavailable(
+            f"{path}: this process may not read and write there; allow it (chmod {mode}, or mount it writable), "
+            "or give another directory"
         )
 
 
@@ -119,6 +133,7 @@ class StoreDirectory:
         self._io = io
         self._fsync = fsync
         try:
+            self._check_owner()
             self._check_mark()
             for folder in (self.objects, self.quarantine):
                 _make(io, folder)
@@ -266,6 +281,15 @@ class StoreDirectory:
         except OSError as error:
             _log.warning("%s: left behind by a dead writer, and not removable: %s", path, describe(error))
         return True
+
+    def _check_owner(self) -> None:
+        for name in _OWN:
+            path = f"{self.path}/{name}"
+            try:
+                found = self._io.find(path)
+            except FileNotFoundError:
+                continue
+            _require_own(path, found)
 
     def _check_mark(self) -> None:
         path = f"{self.path}/layout"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +24,8 @@ from blend.store.tenants import NO_QUOTAS, Quotas, TenantUsage, usage_of
 from blend.store.terms import DEFAULT_TERMS, Terms
 
 _log = logging.getLogger(__name__)
-_PIECE_NBYTES = 1 << 20
-"""What is read at once, and then verified while it is in a cache. Two threads share the pieces of a long read."""
+_PIECE_NBYTES = 2 << 20
+"""What is read at once, and then verified while it is in a cache; a second thread takes the next one meanwhile."""
 _HEAD_NBYTES = 1 << 14
 """What is read ahead of an object before its header is known: more than any header of a usual chunk."""
 
@@ -350,10 +351,12 @@ class DiskLease(TimedLease):
             raise self._released()
         target = destination(into, nbytes) if into is not None else allocate(nbytes).data
         header, io = self.header, self._tier._io
+        reading = threading.Lock()
 
         def read(piece: tuple[int, memoryview]) -> None:
             layer, part = piece
-            read_range(io, file.fd, header.layer_range(layer)[0], part)
+            with reading:  # in order, so that the system reads ahead
+                read_range(io, file.fd, header.layer_range(layer)[0], part)
             header.verify(part, layer)
 
         try:

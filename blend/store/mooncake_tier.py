@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary, ref
 from blend.config import MooncakeConfig
 from blend.errors import Closed, InvalidInput, ObjectCorrupt, StoreError, TierUnavailable
 from blend.store import health
-from blend.store.base import Lease, Tier, TierStats, Writer, check_nbytes
+from blend.store.base import Lease, Tier, Writer, check_nbytes
 from blend.store.buffers import Buffer, flat
 from blend.store.key import PLAIN, ObjectKey, check_content
 from blend.store.known import KnownVariants
@@ -25,6 +25,7 @@ from blend.store.mooncake_client import MooncakeClient
 from blend.store.mooncake_object import MooncakeLease, RemoteObject, read_header
 from blend.store.mooncake_writer import MooncakeWriter
 from blend.store.residency import ResidencyObserver
+from blend.store.state import TierState
 from blend.store.terms import DEFAULT_TERMS, Terms
 
 _log = logging.getLogger(__name__)
@@ -177,13 +178,17 @@ class MooncakeTier(Tier):
 
     def variants(self, content: str) -> tuple[str, ...]:
         """Return the variants that this process has seen; where it has seen none, whether the plain one is there."""
-        check_content("content", content)
-        with self._changed:
-            self._require_open()
-            known = self._known.variants(content)
+        known = self.recall(content)
         if not known and self.contains(ObjectKey(content, PLAIN)):
             return (PLAIN,)
         return known
+
+    def recall(self, content: str) -> tuple[str, ...]:
+        """Return the variants that this process has seen, sorted, without asking the store."""
+        check_content("content", content)
+        with self._changed:
+            self._require_open()
+            return self._known.variants(content)
 
     def remove(self, key: ObjectKey) -> bool:
         with self._exclusive(key), self._counting_faults():
@@ -275,10 +280,11 @@ class MooncakeTier(Tier):
             staging_capacity_bytes=client.staging.capacity,
         )
 
-    def stats(self) -> TierStats:
+    def stats(self) -> TierState:
+        """Return the tier's state and counts, of what this process has put; while it is down, why."""
         with self._changed:
             self._require_open()
-            return TierStats(
+            return TierState(
                 name=self.name,
                 objects=len(self._ledger),
                 used_bytes=self._ledger.used,
@@ -287,6 +293,7 @@ class MooncakeTier(Tier):
                 misses=self._misses,
                 failures=self._failures,
                 evictions=self._ledger.evictions,
+                down=self._client.breaker.reason,
             )
 
     def check_integrity(self) -> None:

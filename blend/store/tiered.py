@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from blend.errors import Closed, InvalidConfig, InvalidInput, StoreError
-from blend.store.base import Lease, Tier, TierStats, Writer, check_nbytes
+from blend.store.base import Lease, Tier, Writer, check_nbytes
 from blend.store.buffers import Buffer
 from blend.store.fanout import FanOutWriter
 from blend.store.flight import SingleFlight
-from blend.store.key import PLAIN, ObjectKey, check_content, check_tag
+from blend.store.key import ObjectKey, check_content, check_tag
 from blend.store.layout import Header, encode
 from blend.store.loading import Loader, Loads, LoadStats
 from blend.store.lookup import Found, Lookup, TieredLease, told
@@ -24,12 +25,15 @@ from blend.store.namespaces import Dropped, NamespaceUsage, Track, drop, usage_b
 from blend.store.node import ResidencyNode
 from blend.store.policy import DEFAULT_POLICY, Policy
 from blend.store.promotion import Gate, Gates, Promotion
+from blend.store.resolving import recall, resolve
+from blend.store.state import TierState, state_of
 from blend.store.stored import Stored, WriteStats
 from blend.store.tenants import Tenants, TenantUsage
 from blend.store.writing import Writing
 from blend.types import Variant
 
 _log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
 
 
 class TieredStore(Tier):
@@ -132,12 +136,16 @@ class TieredStore(Tier):
             lease = self.get(key)
         return lease
 
-    def load(self, keys: Iterable[ObjectKey], tokens: int | None = None) -> Loads:
+    def load(
+        self, keys: Iterable[ObjectKey], tokens: int | None = None, wrong: Callable[[Header], str] = lambda header: ""
+    ) -> Loads:
         """Begin to load objects that are not in memory, all their first layers first; return leases on those found.
 
         Args:
             keys: which; the order is that in which each layer is read.
             tokens: how long the request is, for the prefetch policy ``timeout``; ``None`` counts what is loaded.
+            wrong: why an object is not what its key stands for, or an empty string. A key is only a claim: what is
+                wrong is not read, and is missed for that reason.
 
         Raises:
             Closed: the store has been closed.
@@ -152,6 +160,9 @@ class TieredStore(Tier):
             found = self._find(key)
             if found.lease is None:
                 missed[key] = found.reason
+            elif reason := wrong(found.lease.header):
+                found.lease.release()
+                missed[key] = reason
             elif found.gate is None and self.tiers[0].in_memory:
                 ready[key] = found.lease
             else:
@@ -212,7 +223,8 @@ class TieredStore(Tier):
 
         ``best`` prefers a conditioned variant wherever it is; of several, the fastest tier's first in order is taken.
 
-        Slower tiers are asked only where they can change the answer: asking costs time, and in some of them a lease.
+        Slower tiers are asked only where they can change the answer. Where asking costs a round trip, or a lease, that
+        is where no faster tier has the plain variant: it finds no other one (see :mod:`blend.store.resolving`).
 
         Raises:
             InvalidInput: not a content key, or no such variant.
@@ -222,25 +234,8 @@ class TieredStore(Tier):
         if variant not in ("plain", "conditioned", "best"):
             raise InvalidInput("variant", variant, "plain, conditioned or best")
         self._require_open()
-        plain: ObjectKey | None = None
-        fault: StoreError | None = None
-        for tier in self.tiers:
-            try:
-                names = tier.variants(content)
-            except StoreError as error:
-                self.count_fault(tier.name, error)
-                fault = error
-                continue
-            conditioned = [name for name in names if name != PLAIN]
-            if conditioned and variant != "plain":
-                return ObjectKey(content, conditioned[0])
-            if PLAIN in names and variant != "conditioned":
-                plain = ObjectKey(content, PLAIN)
-                if variant == "plain":
-                    break
-        if plain is None and fault is not None:
-            raise fault
-        return plain
+        name = resolve(self.tiers, content, variant, self.count_fault)
+        return None if name is None else ObjectKey(content, name)
 
     def contains(self, key: ObjectKey) -> bool:
         self._require_open()
@@ -249,7 +244,13 @@ class TieredStore(Tier):
     def variants(self, content: str) -> tuple[str, ...]:
         check_content("content", content)
         self._require_open()
-        return tuple(sorted({name for tier in self.tiers for name in self._variants(tier, content)}))
+        return _united(self._ask(lambda tier: tier.variants(content)))
+
+    def recall(self, content: str) -> tuple[str, ...]:
+        """Return the variants that the tiers can tell without a round trip, sorted."""
+        check_content("content", content)
+        self._require_open()
+        return _united(self._ask(lambda tier: recall(tier, content)))
 
     def remove(self, key: ObjectKey) -> bool:
         """Remove the object from every tier; return False when none has it.
@@ -306,40 +307,44 @@ class TieredStore(Tier):
         self._require_open()
         shares: Counter[str] = Counter()
         quotas: dict[str, int | None] = {}
-        for usage in chain.from_iterable(tier.tenants() for tier in self.tiers):
+        for usage in chain.from_iterable(self._ask(lambda tier: tier.tenants())):
             shares[usage.tenant] += usage.used_bytes
             quotas[usage.tenant] = usage.quota_bytes
         return tuple(TenantUsage(tenant, nbytes, quotas[tenant]) for tenant, nbytes in shares.most_common())
 
     def lingering(self, tag: str) -> int:
         self._require_open()
-        return sum(tier.lingering(tag) for tier in self.tiers)
+        return sum(self._ask(lambda tier: tier.lingering(tag)))
 
     def pin(self, key: ObjectKey, seconds: float | None = None) -> bool:
         """Protect an object in every tier that has it; return whether any could."""
         self._require_open()
-        done = [tier.pin(key, seconds) for tier in self.tiers]
-        return any(done)
+        return any(self._ask(lambda tier: tier.pin(key, seconds)))
 
     def unpin(self, key: ObjectKey) -> bool:
         self._require_open()
-        done = [tier.unpin(key) for tier in self.tiers]
-        return any(done)
+        return any(self._ask(lambda tier: tier.unpin(key)))
 
     def keys(self) -> Iterator[ObjectKey]:
+        """Iterate over the keys that are in any tier now; those of a tier that fails are left out."""
         self._require_open()
-        return iter(dict.fromkeys(chain.from_iterable(tier.keys() for tier in self.tiers)))
+        return iter(dict.fromkeys(chain.from_iterable(self._ask(lambda tier: list(tier.keys())))))
 
     def sizes(self) -> Iterator[tuple[ObjectKey, int]]:
+        """Iterate over the objects of all tiers with their bytes; those of a tier that fails are left out."""
         self._require_open()
-        return iter(dict(chain.from_iterable(tier.sizes() for tier in reversed(self.tiers))).items())
+        listed = self._ask(lambda tier: list(tier.sizes()))
+        return iter(dict(chain.from_iterable(reversed(listed))).items())
 
-    def stats(self) -> TierStats:
-        """Return the whole's state: distinct objects, bytes summed over tiers, and what callers of this store saw."""
+    def stats(self) -> TierState:
+        """Return the whole's state: distinct objects, bytes summed over tiers, and what callers of this store saw.
+
+        It is down when all its tiers are.
+        """
         self._require_open()
         parts, keys = self.tier_stats(), list(self.keys())
         with self._lock:
-            return TierStats(
+            return TierState(
                 name=self.name,
                 objects=len(keys),
                 used_bytes=sum(part.used_bytes for part in parts),
@@ -349,11 +354,12 @@ class TieredStore(Tier):
                 failures=self._failures,
                 evictions=sum(part.evictions for part in parts),
                 quarantined=sum(part.quarantined for part in parts),
+                down="; ".join(part.down for part in parts) if all(part.down for part in parts) else "",
             )
 
-    def tier_stats(self) -> tuple[TierStats, ...]:
-        """Return every tier's own state and counts, fastest first."""
-        return tuple(tier.stats() for tier in self.tiers)
+    def tier_stats(self) -> tuple[TierState, ...]:
+        """Return every tier's own state and counts, fastest first; one that cannot tell them is down, and says why."""
+        return tuple(state_of(tier, self.count_fault) for tier in self.tiers)
 
     def write_stats(self) -> WriteStats:
         """Return what writing to lower tiers has done, its staging budget and its errors."""
@@ -412,12 +418,15 @@ class TieredStore(Tier):
             self.count_fault(tier.name, error)
             return False
 
-    def _variants(self, tier: Tier, content: str) -> tuple[str, ...]:
-        try:
-            return tier.variants(content)
-        except StoreError as error:
-            self.count_fault(tier.name, error)
-            return ()
+    def _ask(self, question: Callable[[Tier], _Answer]) -> list[_Answer]:
+        """Ask every tier, fastest first; return what they answer. One that fails is counted and left out."""
+        answers = []
+        for tier in self.tiers:
+            try:
+                answers.append(question(tier))
+            except StoreError as error:
+                self.count_fault(tier.name, error)
+        return answers
 
     def _enlist(self, key: ObjectKey, gate: Gate) -> Promotion | None:
         """Return a promotion of ``key`` to the fastest tier, unless another lease is about to do it."""
@@ -428,3 +437,7 @@ class TieredStore(Tier):
             promotion = Promotion(self.tiers[0], gate, self.count_fault)
             self._promoting[key] = promotion
             return promotion
+
+
+def _united(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(sorted(set(chain.from_iterable(parts))))

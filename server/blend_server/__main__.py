@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _serve(flags.config(arguments), arguments.ready_file)
     except InvalidConfig as error:
-        sys.stderr.write(f"blend-server: {error}\n")
+        sys.stderr.write(f"blend-server: {flags.in_flags(error)}\n")
         return 2
     except (BlendError, OSError) as error:
         sys.stderr.write(f"blend-server: {error}\n")

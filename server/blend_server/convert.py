@@ -152,7 +152,11 @@ def engine_to_proto(stats: EngineStats) -> pb.EngineStats:
     """The message for an engine's figures."""
     tiers = [
         pb.TierStats(
-            name=tier.name, objects=tier.objects, used_bytes=tier.used_bytes, capacity_bytes=tier.capacity_bytes
+            name=tier.name,
+            objects=tier.objects,
+            used_bytes=tier.used_bytes,
+            capacity_bytes=tier.capacity_bytes,
+            down=tier.down,
         )
         for tier in stats.tiers
     ]

@@ -7,7 +7,9 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
 
 from blend.config import (
     MOONCAKE_ADMIN_PORT,
@@ -21,7 +23,8 @@ from blend.config import (
     ServerConfig,
     StoreConfig,
 )
-from blend.errors import InvalidConfig
+from blend.errors import InvalidConfig, InvalidInput
+from blend.sizes import MOST_BYTES, parse_size, show_size
 
 _EPILOG = """\
 examples:
@@ -35,20 +38,32 @@ The server neither encrypts nor asks who is calling: keep it on a loopback addre
 SIGTERM and SIGINT stop it cleanly; a second one ends it at once.
 """
 
-_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _MAX_SECRET = 4096
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", re.IGNORECASE)
+_MAX_TEXT = 1024
+# Messages hold counts of 32 bits, and gRPC's own limit on a message has as many.
+_MOST_COUNT = _MOST_MESSAGE = (1 << 31) - 1
+_PATHS = ("data_dir", "ready_file", "secret_file", "model", "embedding_model")
+_ADDRESSES = ("address", "mooncake", "mooncake_health")
+# Settings whose flags are not called as they are.
+_NAMES = {
+    "mooncake.master": "mooncake",
+    "residency.sources.address": "residency_follow",
+    "residency.sources.replay_address": "residency_follow",
+    "store.secret": "secret_file",
+}
 
 
 def config(arguments: argparse.Namespace) -> ServerConfig:
     """The settings that the arguments stand for.
 
     Raises:
-        InvalidConfig: a value is not allowed.
+        InvalidConfig: a value is not allowed, or not with the others.
     """
+    _check_texts(arguments)
+    _check_ready_file(arguments.ready_file)
     return ServerConfig(
         address=arguments.address,
-        data_dir=arguments.data_dir,
+        data_dir=_data_dir(arguments.data_dir),
         max_queue=arguments.max_queue,
         max_message_bytes=arguments.max_message_bytes,
         drain_seconds=arguments.drain_seconds,
@@ -75,6 +90,40 @@ def config(arguments: argparse.Namespace) -> ServerConfig:
     )
 
 
+def in_flags(error: InvalidConfig) -> InvalidConfig:
+    """The same error about flags, where settings are to blame that flags stand for."""
+    known = vars(parser().parse_args([]))
+    fields = []
+    for field in error.field.split(", "):
+        name = _NAMES.get(field, re.sub("^(store|rag)[.]", "", field).replace(".", "_"))
+        fields.append(_flags("", [name]) if name in known else field)
+    return InvalidConfig(", ".join(fields), error.value, error.allowed)
+
+
+def _check_texts(arguments: argparse.Namespace) -> None:
+    """Refuse text that no name and no address can be."""
+    if not arguments.embedding_model:
+        raise InvalidConfig("--embedding-model", "", "a name, or a directory")
+    for name, value in vars(arguments).items():
+        for text in value if isinstance(value, list) else [value]:
+            if not isinstance(text, str) or name in _PATHS:
+                continue
+            if not text.isprintable() or len(text) > _MAX_TEXT or (name in _ADDRESSES and not text.isascii()):
+                what = "ASCII text" if name in _ADDRESSES else "text"
+                raise InvalidConfig(_flags("", [name]), text, f"printable {what} of at most {_MAX_TEXT} characters")
+
+
+def _check_ready_file(path: str | None) -> None:
+    if path is not None and (Path(path).is_dir() or not os.access(Path(path).parent, os.W_OK | os.X_OK)):
+        raise InvalidConfig("--ready-file", path, "a file in a directory that is there and can be written")
+
+
+def _data_dir(path: str | None) -> str | None:
+    if path is not None and (not path or os.path.expanduser(path).startswith("~")):
+        raise InvalidConfig("--data-dir", path, "the path of a directory; ~ stands for a user's that there is")
+    return path
+
+
 def _mooncake(arguments: argparse.Namespace) -> MooncakeConfig | None:
     given = _given(arguments, "mooncake_")
     if arguments.mooncake is None:
@@ -85,6 +134,8 @@ def _mooncake(arguments: argparse.Namespace) -> MooncakeConfig | None:
         raise InvalidConfig(
             "--secret-file", None, "a file of at least 16 random bytes, the same for all servers of one Mooncake store"
         )
+    if arguments.mooncake_health == arguments.mooncake:
+        raise InvalidConfig("--mooncake-health", arguments.mooncake_health, "another address than that of --mooncake")
     return MooncakeConfig(arguments.mooncake, **given)
 
 
@@ -97,7 +148,13 @@ def _residency(arguments: argparse.Namespace) -> ResidencyConfig | None:
             named = _flags("residency_", [*given, *(["follow"] if sources else [])])
             raise InvalidConfig("--residency-node", None, f"this server's name, with {named}")
         return None
-    return ResidencyConfig(node, **given, sources=tuple(ResidencySource(*text.split(",", 1)) for text in sources))
+    config = ResidencyConfig(node, **given, sources=tuple(ResidencySource(*text.split(",", 1)) for text in sources))
+    own = config.publish
+    if own == config.replay and not own.endswith(":*"):
+        raise InvalidConfig("--residency-replay", own, "another endpoint than that of --residency-publish")
+    if own in [source.address for source in config.sources]:
+        raise InvalidConfig("--residency-follow", own, "another server's endpoint, not that of --residency-publish")
+    return config
 
 
 def _given(arguments: argparse.Namespace, prefix: str) -> dict[str, Any]:
@@ -121,37 +178,52 @@ def _secret(path: str) -> bytes:
     """
     allowed = f"a file of 16 to {_MAX_SECRET} bytes that belongs to you, mode 0600"
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        handle = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-                raise InvalidConfig("--secret-file", f"{path}, mode {stat.filemode(found.st_mode)}", allowed)
+                what = f"mode {stat.filemode(found.st_mode)}, of user {found.st_uid}"
+                raise InvalidConfig("--secret-file", f"{path}, {what}", allowed)
             secret = file.read(_MAX_SECRET + 1)
     except OSError as error:
-        raise InvalidConfig("--secret-file", f"{path}: {error}", allowed) from error
+        raise InvalidConfig("--secret-file", f"{path}, {error.strerror}", allowed) from error
     if not 16 <= len(secret) <= _MAX_SECRET:
         raise InvalidConfig("--secret-file", f"{path}, {found.st_size} bytes", allowed)
     return secret
 
 
-def _size(text: str) -> int:
-    """``1.5GiB`` or a plain number of bytes."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 1073741824, 512MiB or 1.5GiB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+def _size(text: str, most: int = MOST_BYTES) -> int:
+    try:
+        return parse_size(text, most)
+    except InvalidInput as error:
+        raise _refused(error) from error
 
 
-def _shown(count: int) -> str:
-    """The size in the largest unit that divides it."""
-    unit, scale = max(((u, s) for u, s in _UNITS.items() if count % s == 0), key=lambda pair: pair[1])
-    return f"{count // scale}{unit.replace('IB', 'iB')}"
+def _count(text: str) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_TEXT and int(digits) <= _MOST_COUNT):
+        raise _refused(InvalidInput("count", text, f"a whole number from 0 to {_MOST_COUNT}"))
+    return int(digits)
+
+
+def _refused(error: InvalidInput) -> argparse.ArgumentTypeError:
+    """The error for the parser, which names the flag itself."""
+    return argparse.ArgumentTypeError(str(error).removeprefix(f"{error.field}: "))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        said = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+        self.exit(2, f"{self.prog}: {said.removeprefix('argument ')} (see --help)\n")
 
 
 def parser() -> argparse.ArgumentParser:
     base = ServerConfig()
     engine, rag, store = base.engine, base.rag, base.engine.store
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         "blend-server",
         description="Serves blend.v1.BlendService over gRPC: documents in, answers from precomputed KV out.",
         epilog=_EPILOG,
@@ -159,9 +231,10 @@ def parser() -> argparse.ArgumentParser:
     )
 
     def add(group: argparse._ArgumentGroup, flag: str, default: object, text: str, **options: object) -> None:
-        shown = _shown(default) if options.get("type") is _size and isinstance(default, int) else default
+        shown = show_size(default) if options.get("metavar") == "SIZE" and isinstance(default, int) else default
         group.add_argument(flag, default=default, help=f"{text} (default: {shown})", **options)  # type: ignore[arg-type]
 
+    message = partial(_size, most=_MOST_MESSAGE)
     serving = parser.add_argument_group("serving")
     add(serving, "--address", base.address, "where to listen; port 0 takes a free one", metavar="HOST:PORT")
     serving.add_argument(
@@ -169,9 +242,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help=f"documents, index and stored KV (default: {base.path}; $BLEND_CACHE moves it)",
     )
-    add(serving, "--max-queue", base.max_queue, "requests that may wait for the model", type=int, metavar="N")
-    add(serving, "--max-message-bytes", base.max_message_bytes, "largest gRPC message", type=_size, metavar="SIZE")
-    add(serving, "--drain-seconds", base.drain_seconds, "time for running requests at a stop", type=int, metavar="N")
+    add(serving, "--max-queue", base.max_queue, "requests that may wait for the model", type=_count, metavar="N")
+    add(serving, "--max-message-bytes", base.max_message_bytes, "largest gRPC message", type=message, metavar="SIZE")
+    add(serving, "--drain-seconds", base.drain_seconds, "time for running requests at a stop", type=_count, metavar="N")
     serving.add_argument("--ready-file", metavar="FILE", help="write the bound address here once requests are served")
     add(serving, "--log-level", "info", "to stderr", choices=("debug", "info", "warning", "error"))
 
@@ -179,7 +252,7 @@ def parser() -> argparse.ArgumentParser:
     add(model, "--model", engine.model, "a name, a directory in transformers format, or a hub id")
     add(model, "--device", engine.device, "auto, cpu or cuda")
     add(model, "--dtype", engine.dtype, "auto, float32, bfloat16 or float16")
-    model.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
+    model.add_argument("--threads", type=_count, metavar="N", help="CPU threads (default: torch's choice)")
     add(model, "--host-bytes", store.host_bytes, "KV in memory; 0 leaves that tier out", type=_size, metavar="SIZE")
     add(model, "--disk-bytes", store.disk_bytes, "KV on disk; 0 leaves that tier out", type=_size, metavar="SIZE")
 
@@ -231,9 +304,9 @@ def parser() -> argparse.ArgumentParser:
     )
 
     documents = parser.add_argument_group("documents and answers")
-    add(documents, "--chunk-tokens", rag.chunk_tokens, "most tokens of a chunk", type=int, metavar="N")
+    add(documents, "--chunk-tokens", rag.chunk_tokens, "most tokens of a chunk", type=_count, metavar="N")
     add(documents, "--embedding-model", rag.embedding_model, "for retrieval", metavar="NAME")
     add(documents, "--max-document-bytes", rag.max_document_bytes, "largest document", type=_size, metavar="SIZE")
-    add(documents, "--top-k", rag.top_k, "passages unless a question says otherwise", type=int, metavar="N")
-    add(documents, "--max-new-tokens", rag.max_new_tokens, "likewise, longest answer", type=int, metavar="N")
+    add(documents, "--top-k", rag.top_k, "passages unless a question says otherwise", type=_count, metavar="N")
+    add(documents, "--max-new-tokens", rag.max_new_tokens, "likewise, longest answer", type=_count, metavar="N")
     return parser

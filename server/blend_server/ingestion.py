@@ -102,10 +102,12 @@ class Ingestion:
                     async for stage in stages:
                         yield stage
             dropped = await self._to_the_end(self._commit(prepared, keys))
+        computed = len(set(missing))  # equal ones are computed once
+        counts = {"chunks": len(chunks), "computed_chunks": computed, "reused_chunks": len(chunks) - computed}
         if prepared.unchanged:
-            yield pb.IngestProgress(unchanged=pb.IngestProgress.Unchanged(chunks=len(chunks)))
+            yield pb.IngestProgress(unchanged=pb.IngestProgress.Unchanged(**counts))
         else:
-            yield pb.IngestProgress(stored=pb.IngestProgress.Stored(chunks=len(chunks), dropped_chunks=dropped))
+            yield pb.IngestProgress(stored=pb.IngestProgress.Stored(**counts, dropped_chunks=dropped))
 
     async def _compute(self, missing: list[Chunk], total: int) -> AsyncGenerator[pb.IngestProgress, None]:
         reused = total - len(missing)

@@ -19,6 +19,7 @@ from blend.engine import Engine
 from blend.errors import Closed, InvalidConfig
 from blend.rag.embedding import Embedder
 from blend.rag.library import Library
+from blend_server import lock
 from blend_server.interceptors import Edge, InFlight
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
@@ -55,7 +56,7 @@ class BlendServer:
         """Load the model, open the library, listen; returns the bound port once requests are served.
 
         Raises:
-            InvalidConfig: the address cannot be bound.
+            InvalidConfig: the address cannot be bound, or another server has the data directory.
             ModelError: the model cannot be used.
             StoreError: the data directory cannot be used.
             Closed: it was started before.
@@ -63,6 +64,7 @@ class BlendServer:
         if self._thread is not None:
             raise Closed("a server starts once")
         with ExitStack() as resources:
+            resources.enter_context(lock.held(self.config.path))
             engine = Engine(_engine_config(self.config))
             resources.callback(engine.close)
             embedder = Embedder(self.config.rag.embedding_model)

@@ -12,7 +12,8 @@ from blend.errors import ModelUnsupported
 from blend.model import decoder as decoder_module
 from blend.model import support
 from blend.model.decoder import Decoder
-from blend.recompute.attention import Reach, attend_within
+from blend.recompute import attention
+from blend.recompute.attention import Reach
 from tests.models import REFUSED, SUPPORTED, build
 
 
@@ -155,15 +156,16 @@ def test_chunked_attention_shows_in_the_logits_when_the_configuration_hides_it(m
 )
 def test_a_lost_window_or_soft_cap_shows_in_the_logits(family: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Decoder(build(family))
+    attend = attention.attend
 
     def forgetful(
         query: Tensor, key: Tensor, value: Tensor, reach: Reach, *, scale: float, softcap: float | None
     ) -> Tensor:
         if lost == "softcap":
-            return attend_within(query, key, value, reach, scale=scale)
-        return attend_within(query, key, value, Reach(reach.positions), scale=scale, softcap=softcap)
+            return attend(query, key, value, reach, scale=scale)
+        return attend(query, key, value, Reach(reach.positions), scale=scale, softcap=softcap)
 
-    monkeypatch.setattr(decoder_module, "attend_within", forgetful)
+    monkeypatch.setattr(attention, "attend", forgetful)
     with pytest.raises(ModelUnsupported, match="full rows give other logits"):
         support.check(found)
 

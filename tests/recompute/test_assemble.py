@@ -9,20 +9,23 @@ from torch.testing import assert_close
 from blend.errors import InvalidInput
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.canvas import Canvas
+from blend.recompute.kernels.dispatch import Kernels, kernels
 from blend.recompute.rope import Pairing, Rotation
 
 CPU = torch.device("cpu")
+TORCH = kernels(CPU)
 
 
 def rotation(pairs: int, pairing: Pairing = "half", theta: float = 1e4) -> Rotation:
     return Rotation(theta ** -(torch.arange(pairs) / pairs), pairing)
 
 
+@pytest.mark.parametrize("version", [TORCH, kernels(CPU, "reference")], ids=lambda version: version.backend)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 @pytest.mark.parametrize(("pairs", "dims"), [(8, 16), (3, 16), (40, 80)])
 def test_keys_turn_by_their_chunk_s_shift_and_values_stay(
-    dtype: torch.dtype, pairing: Pairing, pairs: int, dims: int
+    dtype: torch.dtype, pairing: Pairing, pairs: int, dims: int, version: Kernels
 ) -> None:
     torch.manual_seed(pairs)
     one = rotation(pairs, pairing)
@@ -31,7 +34,7 @@ def test_keys_turn_by_their_chunk_s_shift_and_values_stay(
     canvas = Canvas(4, 2, 100, dims, dtype, CPU)
     chunks = [torch.randn(4, 2, 2, size + 2, dims).to(dtype) for size in sizes]
     pieces = [Piece(start, size, at) for start, size, at in zip(starts, sizes, stored_at, strict=True)]
-    assembly = Assembly(canvas, pieces, rotations)
+    assembly = Assembly(canvas, pieces, rotations, version)
     for layer in range(4):
         assembly.put(layer, [chunk[layer] for chunk in chunks])
     covered = torch.zeros(100, dtype=torch.bool)
@@ -55,7 +58,7 @@ def test_odd_values_keep_their_meaning() -> None:
     kv = torch.stack((keys, keys))
     turn = rotation(8)
     canvas = Canvas(1, 1, keys.shape[1], 16, torch.bfloat16, CPU)
-    Assembly(canvas, [Piece(0, keys.shape[1], 7)], [turn]).put(0, [kv])
+    Assembly(canvas, [Piece(0, keys.shape[1], 7)], [turn], TORCH).put(0, [kv])
     want = turn.rotate(keys, -7)
     assert_close(canvas.k[0], want, rtol=2**-7, atol=1e-38, equal_nan=True)
     assert torch.equal(canvas.v[0].view(torch.uint16), keys.view(torch.uint16)), "values are copied bit by bit"
@@ -64,7 +67,7 @@ def test_odd_values_keep_their_meaning() -> None:
 def test_it_wants_one_tensor_for_each_piece() -> None:
     canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
     with pytest.raises(InvalidInput, match="2 pieces"):
-        Assembly(canvas, [Piece(0, 1, 0), Piece(1, 1, 0)], [None]).put(0, [torch.zeros(2, 1, 1, 4)])
+        Assembly(canvas, [Piece(0, 1, 0), Piece(1, 1, 0)], [None], TORCH).put(0, [torch.zeros(2, 1, 1, 4)])
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_it_wants_one_tensor_for_each_piece() -> None:
 def test_memory_is_not_read_by_address_unless_it_is_as_it_should_be(kv: torch.Tensor) -> None:
     canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
     with pytest.raises(InvalidInput, match="kv"):
-        Assembly(canvas, [Piece(0, 3, 0)], [None]).put(0, [kv])
+        Assembly(canvas, [Piece(0, 3, 0)], [None], TORCH).put(0, [kv])
     assert not canvas.k.any()
 
 
@@ -90,12 +93,12 @@ def test_memory_is_not_read_by_address_unless_it_is_as_it_should_be(kv: torch.Te
 def test_nothing_is_placed_outside_the_canvas(piece: Piece) -> None:
     canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
     with pytest.raises(InvalidInput, match=r"spans\[0\]"):
-        Assembly(canvas, [piece], [None])
+        Assembly(canvas, [piece], [None], TORCH)
     with pytest.raises(InvalidInput, match="layer"):
-        Assembly(canvas, [Piece(0, 3, 0)], [None, None]).put(1, [torch.zeros(2, 1, 3, 4)])
+        Assembly(canvas, [Piece(0, 3, 0)], [None, None], TORCH).put(1, [torch.zeros(2, 1, 3, 4)])
 
 
 def test_a_prompt_without_chunks_places_none() -> None:
     canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
-    Assembly(canvas, [], [rotation(2)]).put(0, [])
+    Assembly(canvas, [], [rotation(2)], TORCH).put(0, [])
     assert not canvas.k.any()

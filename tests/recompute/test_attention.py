@@ -8,10 +8,25 @@ from torch import Tensor
 
 from blend.errors import InvalidInput
 from blend.recompute import attention
-from blend.recompute.attention import BLOCK_ROWS, MASKED_ROWS, MERGED_ROWS, Reach, attend, attend_within
+from blend.recompute.attention import BLOCK_ROWS, MASKED_ROWS, MERGED_ROWS, Reach
 
 HEADS = [(3, 3), (6, 2), (8, 1)]
 """Query heads and KV heads: groups of 1, 3 and 8."""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    visible: Tensor | None = None,
+) -> Tensor:
+    """Attention of one layer alone."""
+    return attention.attend(query, key, value, Reach(positions, window, visible), scale=scale, softcap=softcap)
 
 
 def naive(
@@ -160,16 +175,16 @@ def test_one_reach_serves_many_layers() -> None:
     reach = Reach(positions, window=11)
     for layer in range(3):
         expected = attend(query, key + layer, value, positions, scale=0.5, window=11)
-        assert torch.equal(attend_within(query, key + layer, value, reach, scale=0.5), expected)
+        assert torch.equal(attention.attend(query, key + layer, value, reach, scale=0.5), expected)
 
 
 def test_masks_too_large_to_keep_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value, positions = some(6, 2, BLOCK_ROWS + 9, 500, 8)
     kept, anew = Reach(positions), Reach(positions)
-    expected = attend_within(query, key, value, kept, scale=0.5)
+    expected = attention.attend(query, key, value, kept, scale=0.5)
     assert kept.bias(0, 3, torch.float32) is kept.bias(0, 3, torch.float32)
     monkeypatch.setattr(attention, "KEPT_BYTES", 1000)
-    assert torch.equal(attend_within(query, key, value, anew, scale=0.5), expected)
+    assert torch.equal(attention.attend(query, key, value, anew, scale=0.5), expected)
     assert anew.bias(0, 3, torch.float32) is not anew.bias(0, 3, torch.float32)
 
 

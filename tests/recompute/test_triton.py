@@ -44,11 +44,11 @@ def version() -> Kernels:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["assemble", "attend", "commit", "deviation", "mass"])
-def test_in_the_interpreter(kernel: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["assemble", "attend", "commit", "deviation", "mass", "engine"])
+def test_in_the_interpreter(what: str, tmp_path: Path) -> None:
     need_triton()
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/recompute/kernels/{kernel}.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/recompute/kernels/{what}.py"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "BLEND_KERNEL_DEVICE": "cpu", "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
@@ -186,8 +186,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_launched(name: str, ver
         lambda: Canvases([], []),
         lambda: Canvases([torch.zeros(1, 1, 4, 8)], [torch.zeros(1, 1, 5, 8)]),
         lambda: Canvases([torch.zeros(1, 1, 4, 16)[..., ::2]], [torch.zeros(1, 1, 4, 8)]),
-        lambda: Canvases([torch.zeros(1, 1, 8, 8)[:, :, ::2]], [torch.zeros(1, 1, 8, 8)[:, :, ::2]]),
-        lambda: Canvases([torch.zeros(66)[2:].view(1, 1, 8, 8)], [torch.zeros(1, 1, 8, 8)]),
+        lambda: Canvases([torch.zeros(1, 1, 8, 8)[:, :, ::2]], [torch.zeros(1, 1, 8, 8)[:, :, ::2]]).addresses(0),
+        lambda: Canvases([torch.zeros(66)[2:].view(1, 1, 8, 8)], [torch.zeros(1, 1, 8, 8)]).addresses(0),
         lambda: Pages([torch.zeros(4, 16, 2, 8)], [torch.zeros(4, 16, 2, 8)], torch.zeros(1, 3)),
         lambda: Pages([torch.zeros(4, 16, 2, 8)], [torch.zeros(4, 8, 2, 8)], torch.zeros(1, 3, dtype=torch.int32)),
         lambda: Stored([]),

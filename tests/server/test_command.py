@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from blend.errors import TierUnavailable
+from blend.store import DiskTier
 from blend_server.client import Client, main
 from blend_server.client.show import milliseconds, ranges, safe, size
 from blend_server.server import BlendServer
@@ -57,10 +59,11 @@ def test_files_go_in_and_are_listed_and_go_out(run: Run, docs: Path) -> None:
     status, out, _ = run("ingest", "docs")
     assert status == 0
     assert "stored     docs/ferry.md (1 chunk)" in out
-    assert "2 stored in" in out
+    assert "\n0 of 2 chunks were reused, 2 computed.\n2 stored in" in out
 
     status, out, _ = run("ingest", "docs/ferry.md", "docs")
     assert (status, out.splitlines()[-1].startswith("2 unchanged in")) == (0, True)
+    assert out.splitlines()[-2] == "2 of 2 chunks were reused, 0 computed."
 
     status, out, _ = run("documents")
     assert status == 0
@@ -69,6 +72,25 @@ def test_files_go_in_and_are_listed_and_go_out(run: Run, docs: Path) -> None:
     status, out, _ = run("delete", "docs/ferry.md")
     assert (status, out) == (0, "deleted    docs/ferry.md (1 chunk dropped)\n")
     assert [d["id"] for d in run.json("documents")] == ["docs/light.txt"]
+
+
+def test_an_ingestion_tells_what_it_could_reuse(run: Run, docs: Path) -> None:
+    run("ingest", "docs/ferry.md")
+    same = Path("docs/ferry.md").read_text()
+    Path("docs/again.md").write_text(same)
+    Path("docs/longer.md").write_text(same + "It carries forty cars, and in summer a band plays on deck. " * 4)
+    _, out, _ = run("ingest", "docs/again.md")
+    assert out.startswith(
+        "stored     docs/again.md (1 chunk, 1 reused)\n1 of 1 chunk was reused, 0 computed.\n1 stored"
+    )
+    (line,) = run.json("ingest", "docs/longer.md")
+    counts = line["stored"]
+    assert counts["chunks"] == counts["computed_chunks"] + counts["reused_chunks"]
+    assert counts["computed_chunks"] > 0
+    (line,) = run.json("ingest", "docs/longer.md")
+    assert line["unchanged"] == {"chunks": counts["chunks"], "computed_chunks": 0, "reused_chunks": counts["chunks"]}
+    _, out, _ = run("ingest", "missing.md")
+    assert "reused" not in out
 
 
 def test_what_fails_is_named_and_the_rest_goes_in(run: Run, docs: Path) -> None:
@@ -158,6 +180,23 @@ def test_stats(run: Run, docs: Path) -> None:
     (found,) = run.json("stats")
     assert found["corpus"]["documents"] == 2
     assert found["engine"]["tiers"][1]["name"] == "disk"
+
+
+def test_a_tier_that_is_down_is_shown_beside_the_others(run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise TierUnavailable("disk: reading the ledger: EIO (Input/output error)")
+
+    run("ingest", "docs")
+    for method in ("stats", "tenants"):
+        monkeypatch.setattr(DiskTier, method, fails)
+    status, out, err = run("stats")
+    assert (status, err) == (0, "")
+    assert "tier host    2 objects, " in out
+    assert "tier disk    down: disk: reading the ledger: EIO (Input/output error)\n" in out
+    (found,) = run.json("stats")
+    host, disk = found["engine"]["tiers"]
+    assert (host["objects"], host["down"]) == (2, "")
+    assert "EIO" in disk["down"]
 
 
 @pytest.mark.parametrize(

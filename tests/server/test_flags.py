@@ -61,16 +61,56 @@ def test_residency() -> None:
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["--mooncake", "nowhere"], ["mooncake.master", "'nowhere'", "host:port"]),
-        (["--mooncake", "host:1", "--mooncake-health", "x"], ["mooncake.health", "host:port"]),
-        (["--mooncake", "host:1", "--mooncake-protocol", "udp"], ["mooncake.protocol", "'udp'", "tcp, rdma"]),
+        (["--mooncake", "nowhere"], ["--mooncake: got 'nowhere'", "host:port"]),
+        (["--mooncake", ""], ["--mooncake: got ''", "host:port"]),
+        (["--mooncake", "host:0"], ["--mooncake: got 'host:0'", "1 to 65535"]),
+        (["--mooncake", "host:" + "9" * 5000], ["--mooncake: got 'host:999", "1024 characters"]),
+        (["--mooncake", "host:\u00b2"], ["--mooncake: got 'host:", "ASCII"]),
+        (["--mooncake", "a\nb:1"], [r"--mooncake: got 'a\nb:1'", "printable"]),
+        (["--mooncake", "host:1", "--mooncake-health", "x"], ["--mooncake-health: got 'x'", "host:port"]),
+        (["--mooncake", "host:1", "--mooncake-health", ""], ["--mooncake-health: got ''", "host:port"]),
+        (["--mooncake", "host:1", "--mooncake-health", "host:1"], ["--mooncake-health", "another address"]),
+        (["--mooncake", "host:1", "--mooncake-protocol", "udp"], ["--mooncake-protocol: got 'udp'", "tcp, rdma"]),
+        (["--mooncake", "host:1", "--mooncake-hostname", ""], ["--mooncake-hostname: got ''", "a host name"]),
         (["--mooncake-segment-bytes", "1GiB"], ["--mooncake: got None", "HOST:PORT", "--mooncake-segment-bytes"]),
-        (["--residency-node", ""], ["residency.node", "1 to 256"]),
-        (["--residency-node", "a", "--residency-publish", "x"], ["residency.publish", "tcp://HOST:PORT"]),
-        (["--residency-node", "a", "--residency-follow", "x"], ["residency.sources.address", "tcp://HOST:PORT"]),
-        (["--residency-node", "a", "--residency-follow", "tcp://h:1,"], ["residency.sources.replay_address"]),
+        (["--mooncake-health", "host:1"], ["--mooncake: got None", "HOST:PORT", "--mooncake-health"]),
+        (["--residency-node", ""], ["--residency-node: got ''", "1 to 256"]),
+        (["--residency-node", "n" * 257], ["--residency-node: got 'nnn", "1 to 256"]),
+        (["--residency-node", "a\udcff"], ["--residency-node: got 'a\\udcff'", "printable"]),
+        (["--residency-node", "a", "--residency-publish", "x"], ["--residency-publish: got 'x'", "tcp://HOST:PORT"]),
+        (["--residency-node", "a", "--residency-replay", "tcp://h:"], ["--residency-replay", "tcp://HOST:PORT"]),
+        (["--residency-node", "a", "--residency-follow", "x"], ["--residency-follow: got 'x'", "tcp://HOST:PORT"]),
+        (["--residency-node", "a", "--residency-follow", "tcp://*:1"], ["--residency-follow", "tcp://HOST:PORT"]),
+        (["--residency-node", "a", "--residency-follow", "tcp://h:1,"], ["--residency-follow: got ''"]),
+        (
+            ["--residency-node", "a", "--residency-follow", "tcp://h:1,tcp://h:2,x"],
+            ["--residency-follow: got 'tcp://h"],
+        ),
+        (
+            ["--residency-node", "a", "--residency-publish", "tcp://h:1", "--residency-replay", "tcp://h:1"],
+            ["--residency-replay: got 'tcp://h:1'", "another endpoint"],
+        ),
+        (
+            ["--residency-node", "a", "--residency-publish", "tcp://h:1", "--residency-follow", "tcp://h:1"],
+            ["--residency-follow: got 'tcp://h:1'", "another server's"],
+        ),
         (["--residency-follow", "tcp://h:1"], ["--residency-node: got None", "--residency-follow"]),
         (["--residency-publish", "tcp://h:1"], ["--residency-node", "--residency-publish"]),
+        (["--host-bytes", "0", "--disk-bytes", "0"], ["--host-bytes, --disk-bytes: got 0", "at least one tier"]),
+        (["--address", "nowhere"], ["--address: got 'nowhere'", "host:port"]),
+        (["--address", "127.0.0.1:\u00b2"], ["--address: got ", "ASCII"]),
+        (["--max-queue", "0"], ["--max-queue: got 0", "at least 1"]),
+        (["--chunk-tokens", "3"], ["--chunk-tokens: got 3", "at least 16"]),
+        (["--threads", "4096"], ["--threads: got 4096", "at most 1024"]),
+        (["--model", ""], ["--model: got ''"]),
+        (["--embedding-model", ""], ["--embedding-model: got ''"]),
+        (["--data-dir", ""], ["--data-dir: got ''", "a directory"]),
+        (["--data-dir", "~nobody-of-that-name/data"], ["--data-dir: got '~nobody", "a directory"]),
+        (
+            ["--ready-file", "/nonexistent/ready"],
+            ["--ready-file: got '/nonexistent/ready'", "a directory that is there"],
+        ),
+        (["--ready-file", ""], ["--ready-file: got ''"]),
     ],
 )
 def test_wrong_values_are_named_with_what_is_allowed(
@@ -78,10 +118,61 @@ def test_wrong_values_are_named_with_what_is_allowed(
 ) -> None:
     assert main([*arguments, "--secret-file", str(secret)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("blend-server: ")
+    assert said.startswith("blend-server: --")
     assert len(said.splitlines()) == 1
     for message in [*messages, "allowed: "]:
         assert message in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mooncake-segment-bytes", "-1"], "--mooncake-segment-bytes: got '-1'; allowed: a size such as"),
+        (["--mooncake-segment-bytes", "1 GB"], "--mooncake-segment-bytes: got '1 GB'; allowed: a size such as"),
+        (["--mooncake-segment-bytes", ""], "--mooncake-segment-bytes: got ''; allowed: a size such as"),
+        (["--mooncake-segment-bytes", "\u0661GiB"], "--mooncake-segment-bytes: got '\u0661GiB'; allowed: a size"),
+        (["--mooncake-segment-bytes", "1e3"], "--mooncake-segment-bytes: got '1e3'; allowed: a size"),
+        (["--mooncake-segment-bytes", "nan"], "--mooncake-segment-bytes: got 'nan'; allowed: a size"),
+        (["--host-bytes", "9" * 400 + "TiB"], "--host-bytes: got '999"),
+        (
+            ["--disk-bytes", "8388608TiB"],
+            f"got '8388608TiB'; allowed: a size such as 1073741824, 512MiB or 1.5GiB, at most {2**63 - 1}",
+        ),
+        (["--max-message-bytes", "2GiB"], f"at most {(1 << 31) - 1}"),
+        (["--max-queue", "x"], "--max-queue: got 'x'; allowed: a whole number from 0 to 2147483647"),
+        (["--max-queue", "2147483648"], "--max-queue: got '2147483648'; allowed: a whole number"),
+        (["--top-k", "9" * 5000], "--top-k: got '999"),
+        (["--drain-seconds", "-1"], "--drain-seconds: got '-1'; allowed: a whole number"),
+        (["--top-k", "\u00b2"], "--top-k: got '\u00b2'; allowed: a whole number"),
+        (["--log-level", "loud"], "--log-level: invalid choice: 'loud'"),
+        (["--mooncake"], "--mooncake: expected one argument"),
+        (["--moon\nshine"], r"unrecognized arguments: --moon\nshine"),
+        (["--residency", "x"], "--residency"),
+    ],
+)
+def test_what_is_no_value_at_all_is_told_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("blend-server: ")
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert len(said) < 400
+
+
+def test_sizes() -> None:
+    for text, nbytes in (
+        ("0", 0),
+        ("1GiB", 1 << 30),
+        ("1.5 gib", 3 << 29),
+        (" 7KiB ", 7168),
+        ("9007199254740993", 2**53 + 1),
+    ):
+        assert settings("--disk-bytes", text).engine.store.disk_bytes == nbytes
+    assert settings("--max-message-bytes", "2147483647").max_message_bytes == (1 << 31) - 1
 
 
 def test_a_shared_store_needs_a_shared_secret(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,10 +188,14 @@ def test_a_secret_may_be_of_any_length_within_bounds(secret: Path) -> None:
         assert settings("--secret-file", str(secret)).engine.store.secret == b"s" * length
 
 
-@pytest.mark.parametrize("kind", ["missing", "directory", "pipe", "short", "long", "of the group", "of all"])
-def test_a_secret_that_cannot_be_one_is_refused(secret: Path, kind: str) -> None:
-    if kind in ("short", "long"):
-        secret.write_bytes(b"s" * (15 if kind == "short" else 4097))
+@pytest.mark.parametrize(
+    "kind", ["missing", "directory", "pipe", "empty", "short", "long", "of the group", "of all", "below a file"]
+)
+def test_a_secret_that_cannot_be_one_is_refused(secret: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if kind in ("empty", "short", "long"):
+        secret.write_bytes(b"s" * {"empty": 0, "short": 15, "long": 4097}[kind])
+    elif kind == "below a file":
+        secret = secret / "secret"
     elif kind.startswith("of"):
         secret.chmod(0o640 if kind == "of the group" else 0o604)
     else:
@@ -109,10 +204,24 @@ def test_a_secret_that_cannot_be_one_is_refused(secret: Path, kind: str) -> None
             secret.mkdir(mode=0o700)
         elif kind == "pipe":
             os.mkfifo(secret, 0o600)
-    with pytest.raises(InvalidConfig, match="mode 0600") as raised:
+    assert main(["--secret-file", str(secret)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"blend-server: --secret-file: got '{secret}, ")
+    assert "allowed: a file of 16 to 4096 bytes that belongs to you, mode 0600" in said
+    assert len(said.splitlines()) == 1
+    assert "ssss" not in said
+
+
+def test_a_secret_of_another_user_is_refused(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with pytest.raises(InvalidConfig, match=f"of user {own}.*belongs to you"):
         settings("--secret-file", str(secret))
-    assert str(secret) in str(raised.value)
-    assert "ssss" not in str(raised.value)
+
+
+def test_a_secret_in_the_home_directory_is_found(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(secret.parent))
+    assert settings("--secret-file", f"~/{secret.name}").engine.store.secret == bytes(range(32))
 
 
 def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,8 +169,8 @@ def test_a_server_starts_once_and_may_be_stopped_at_any_time(start: Start) -> No
     ("arguments", "status", "message"),
     [
         (["--address", "nowhere"], 2, "host:port"),
-        (["--max-queue", "0"], 2, "max_queue"),
-        (["--dtype", "int4"], 2, "dtype"),
+        (["--max-queue", "0"], 2, "--max-queue"),
+        (["--dtype", "int4"], 2, "--dtype"),
         (["--model", "/nonexistent/model"], 1, "/nonexistent/model"),
     ],
 )

@@ -23,8 +23,8 @@ def test_field_names_defaults_and_absence() -> None:
 
 
 def test_of_a_oneof_only_the_field_that_is_set_appears() -> None:
-    values = plain(pb.IngestProgress(index=3, document_id="a", unchanged=pb.IngestProgress.Unchanged(chunks=2)))
-    assert values == {"index": 3, "document_id": "a", "unchanged": {"chunks": 2}}
+    values = plain(pb.IngestProgress(index=3, document_id="a", embedded=pb.IngestProgress.Embedded(chunks=2)))
+    assert values == {"index": 3, "document_id": "a", "embedded": {"chunks": 2}}
 
 
 def test_nested_messages_enums_times_and_structs() -> None:

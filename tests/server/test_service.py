@@ -46,7 +46,8 @@ def test_a_document_goes_through_all_stages_in_order(client: Client) -> None:
     assert chunks > 1
     assert names == ["chunked", "embedded", *["computed"] * (chunks + 1), "stored"]
     assert [(p.computed.done, p.computed.total) for p in progress[2:-1]] == [(n, chunks) for n in range(chunks + 1)]
-    assert progress[-1].stored.chunks == chunks
+    assert progress[-1].stored.chunks == progress[-1].stored.computed_chunks == chunks
+    assert progress[-1].stored.reused_chunks == 0
     assert {(p.index, p.document_id) for p in progress} == {(0, FERRY.id)}
 
 

@@ -49,17 +49,11 @@ def engine(model: Path, mooncake: MooncakeConfig, **changes: object) -> EngineCo
 def ingest(server: BlendServer) -> tuple[int, int, int]:
     """Ingest the documents; return their chunks, those that were reused, and those that were computed."""
     with Client(server.address) as client:
-        progress = list(client.ingest(DOCUMENTS))
-        assert [p.WhichOneof("stage") for p in progress].count("stored") == len(DOCUMENTS)
-        last = [
-            p.computed for p in progress if p.WhichOneof("stage") == "computed" and p.computed.done == p.computed.total
-        ]
-        computed = client.stats().engine.details["counters"]
-        return (
-            sum(p.total for p in last),
-            sum(p.reused for p in last),
-            int(dict(computed).get("precomputed", 0)),
-        )
+        stored = [p.stored for p in client.ingest(DOCUMENTS) if p.WhichOneof("stage") == "stored"]
+        assert len(stored) == len(DOCUMENTS)
+        computed = sum(p.computed_chunks for p in stored)
+        assert dict(client.stats().engine.details["counters"]).get("precomputed", 0) == computed
+        return sum(p.chunks for p in stored), sum(p.reused_chunks for p in stored), computed
 
 
 def ask(server: BlendServer) -> Answer:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,15 @@ import pytest
 from blend.store import DiskTier, HostTier, Tier, TieredStore
 
 MakeTier = Callable[[int], Tier]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_of_a_store_is_left() -> Iterator[None]:
+    """A test closes the stores that it opens, and with them their threads end."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert [name for name in left if name.startswith("tiered-")] == []
 
 
 def _make(kind: str, directory: Path, capacity: int) -> Tier:

@@ -293,6 +293,14 @@ class FaultMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "store"):
             return
+        try:
+            self.nothing_is_kept()
+        finally:
+            self.store.close()
+            self.other.close()
+            shutil.rmtree(self.directory)
+
+    def nothing_is_kept(self) -> None:
         for lease, _ in self.leases:
             lease.release()
         self.leases.clear()
@@ -302,9 +310,6 @@ class FaultMachine(RuleBasedStateMachine):
             self.store.remove(key)
         gc.collect(0)
         assert self.host.stats().used_bytes == 0
-        self.store.close()
-        self.other.close()
-        shutil.rmtree(self.directory)
 
 
 @pytest.mark.slow

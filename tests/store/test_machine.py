@@ -136,6 +136,13 @@ class StoreMachine(RuleBasedStateMachine):
             assert (header.key.variant in self.store.variants(header.key.content)) == self.store.contains(header.key)
 
     def teardown(self) -> None:
+        try:
+            self.nothing_is_kept()
+        finally:
+            self.store.close()
+            shutil.rmtree(self.directory)
+
+    def nothing_is_kept(self) -> None:
         for lease, payload in self.leases:
             assert bytes(lease.payload()) == payload
             lease.release()
@@ -144,8 +151,6 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.remove(key)
         gc.collect(0)
         assert self.host.stats().used_bytes == 0
-        self.store.close()
-        shutil.rmtree(self.directory)
 
 
 TestStore = StoreMachine.TestCase

@@ -142,6 +142,13 @@ class PolicyMachine(RuleBasedStateMachine):
         assert loads.inflight_peak_bytes <= loads.inflight_capacity_bytes
 
     def teardown(self) -> None:
+        try:
+            self.nothing_is_kept()
+        finally:
+            self.store.close()
+            shutil.rmtree(self.directory)
+
+    def nothing_is_kept(self) -> None:
         self.release()
         assert self.store.wait_idle(30)
         self.store.check_integrity()
@@ -149,8 +156,6 @@ class PolicyMachine(RuleBasedStateMachine):
             assert self.store.remove(key)
         gc.collect(0)
         assert self.host.stats().used_bytes == 0
-        self.store.close()
-        shutil.rmtree(self.directory)
 
 
 TestPolicies = pytest.mark.slow(PolicyMachine.TestCase)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,10 @@ class Stack:
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Stack:
-    return Stack(tmp_path)
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    made = Stack(tmp_path)
+    yield made
+    made.store.close()
 
 
 def on_disk_only(stack: Stack, seed: int = 1) -> None:

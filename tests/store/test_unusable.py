@@ -137,6 +137,7 @@ def test_whatever_fails_while_reading_costs_that_read(tmp_path: Path, call: str,
     assert store.tier_stats()[1].quarantined == 0, "a fault of the device is no fault of the object"
     assert read(store, header.key) == payload
     store.check_integrity()
+    store.close()
 
 
 def test_a_newer_layout_and_a_foreign_owner_through_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

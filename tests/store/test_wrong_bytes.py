@@ -201,6 +201,7 @@ def test_every_region_that_mooncake_returns(liar: MooncakeTier, lie: dict[str, i
     store.put(HEADER, PAYLOAD)
     assert read(store, HEADER.key) == PAYLOAD
     store.check_integrity()
+    store.close()
 
 
 def test_one_wrong_layer_from_mooncake_costs_no_other_object(liar: MooncakeTier, lie: dict[str, int]) -> None:
@@ -220,3 +221,4 @@ def test_one_wrong_layer_from_mooncake_costs_no_other_object(liar: MooncakeTier,
     for header, payload in [(HEADER, PAYLOAD), *others]:
         store.put(header, payload)
         assert read(store, header.key) == payload
+    store.close()

@@ -43,15 +43,15 @@ def shape(head_dim: int, dtype: torch.dtype, pairs: int, architecture: int) -> S
     """The tile for ``pairs`` (row, head of group) pairs of the largest request, such that no registers spill."""
     wide = padded(head_dim)
     if dtype == torch.float32:
-        return Shape(16, 32, 4, 1) if wide <= 128 else Shape(16, 16, 8, 1)
+        return Shape(16, 32 if wide <= 128 else 16, 4 if wide <= 64 else 8, 1)
     if pairs <= 16:
-        return Shape(16, 64 if wide <= 128 else 32, 4, 3 if wide <= 128 else 2)
+        return Shape(16, 64 if wide <= 128 else 32, 4, 3 if wide == 128 else 2)
     if wide > 128:
         return Shape(64, 32, 8, 2)
     if pairs <= 64:
         return Shape(64, 64 if wide <= 64 else 32, 4, 3)
     if wide <= 64:
-        return Shape(128, 64, 4, 3)
+        return Shape(128, 64, 8, 3)
     return Shape(128, 64, 8, 3) if architecture >= 90 else Shape(128, 32, 8, 2)
 
 

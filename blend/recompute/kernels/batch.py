@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blend.errors import InvalidInput
+from blend.recompute.attention import Reach
 from blend.recompute.kernels.memory import Memory
 
 WAVES = 2
@@ -78,6 +79,7 @@ class Batch:
                 raise InvalidInput("positions", own.tolist(), "0 or more, strictly ascending")
         self.processors = _processors(self.device) if processors is None else processors
         self._work: dict[tuple[int, ...], Work] = {}
+        self._reaches: dict[tuple[int, int | None], Reach] = {}
 
     @property
     def device(self) -> torch.device:
@@ -105,6 +107,14 @@ class Batch:
     def length(self, request: int) -> int:
         """How many keys the request's last row reads: its position and those before it."""
         return int(self._at[request][-1]) + 1
+
+    def reach(self, request: int, window: int | None) -> Reach:
+        """Which keys each of a request's rows reads, for attention in plain torch. Kept for the next layer."""
+        found = self._reaches.get((request, window))
+        if found is None:
+            found = Reach(self.positions[request], window, self.visible[request])
+            self._reaches[request, window] = found
+        return found
 
     @cached_property
     def row_positions(self) -> Tensor:

@@ -14,10 +14,12 @@ from blend.errors import InvalidInput
 from blend.recompute import attention
 from blend.recompute.kernels import reference
 from blend.recompute.kernels.batch import Batch
+from blend.recompute.kernels.checks import check_numbers
 from blend.recompute.kernels.memory import Memory
 from blend.recompute.kernels.stored import Stored, Turns
 
 Backend = Literal["triton", "torch", "reference"]
+Choice = Literal["auto", "triton", "torch", "reference"]
 
 
 class Assemble(Protocol):
@@ -119,6 +121,36 @@ def kernels(device: torch.device, backend: Backend | None = None) -> Kernels:
     return Kernels(backend, reference.assemble, attend, reference.commit, reference.deviation, reference.mass)
 
 
+def kernels_for(canvas: Tensor, choice: Choice = "auto") -> Kernels:
+    """The kernels for all canvases ``[L, KVH, N, D]`` of this one's device, dtype and head dimension.
+
+    ``auto`` is the default of :func:`kernels`, but ``torch`` for heads that Triton's version does not take.
+
+    Raises:
+        InvalidInput: no such choice; or Triton by name where it is not installed, where nothing can run it, or for
+            heads that it does not take.
+    """
+    found = kernels(canvas.device, None if choice == "auto" else choice)
+    if found.backend != "triton":
+        return found
+    if canvas.device.type != "cuda" and not _interpreted():
+        allowed = "auto, torch or reference; triton needs a CUDA device, or its interpreter (TRITON_INTERPRET=1)"
+        raise InvalidInput("kernels", f"triton on {canvas.device}", allowed)
+    try:
+        check_numbers("canvas", canvas, 4)
+    except InvalidInput:
+        if choice == "auto":
+            return kernels(canvas.device, "torch")
+        raise
+    return found
+
+
+def _interpreted() -> bool:
+    from blend.recompute.kernels.device import INTERPRETED
+
+    return bool(INTERPRETED.value)
+
+
 def _triton() -> Kernels:
     from blend.recompute.kernels.assemble import assemble
     from blend.recompute.kernels.attend import attend
@@ -141,13 +173,10 @@ def _attend(
 ) -> Tensor:
     """See :func:`blend.recompute.kernels.reference.attend`; one request after another."""
     parts = []
-    for request, positions in enumerate(batch.positions):
+    for request in range(len(batch.positions)):
         rows = query[:, batch.starts[request] : batch.starts[request + 1]]
         key, value = memory.views(request, layer, batch.length(request))
-        visible = batch.visible[request]
-        if visible is not None:
-            visible = visible[: batch.length(request)]
-        parts.append(
-            attention.attend(rows, key, value, positions, scale=scale, window=window, softcap=softcap, visible=visible)
-        )
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        reach = batch.reach(request, window)
+        parts.append(attention.attend(rows, key, value, reach, scale=scale, softcap=softcap).transpose(0, 1))
+    # Rows first in memory, also where there are several requests.
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).transpose(0, 1)

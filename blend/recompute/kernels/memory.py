@@ -101,8 +101,9 @@ class Canvases(Memory):
     """Keys and values of B requests, ``[L, KVH, N, D]`` each; N differs from request to request.
 
     Args:
-        keys, values: one tensor a request, in one dtype on one device. A token's D numbers, and the tokens of a head,
-            lie side by side; layers and heads may be strided. A request's keys and values have the same strides.
+        keys, values: one tensor a request, in one dtype on one device; a request's keys and values have the same
+            strides. Addresses are to be had only where a token's D numbers, and the tokens of a head, lie side by
+            side, each head's from a multiple of 16 bytes on; layers and heads may be strided.
     """
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -117,7 +118,6 @@ class Canvases(Memory):
             for tensor in (key, value):
                 if _kind(tensor) != _kind(first):
                     raise InvalidInput("canvas", _kind(tensor), f"L, KVH, D, dtype and device as {_kind(first)}")
-                check_rows("canvas", tensor, dense=True)
             if key.shape != value.shape or key.stride() != value.stride():
                 raise InvalidInput("canvas", (key.stride(), value.stride()), "keys and values of one layout")
 
@@ -152,6 +152,8 @@ class Canvases(Memory):
 
     @cached_property
     def _table(self) -> Tensor:
+        for tensor in (*self.keys, *self.values):
+            check_rows("canvas", tensor, dense=True)
         size = self.dtype.itemsize
         origins = self.keys[0].data_ptr(), self.values[0].data_ptr()
         rows = [

@@ -26,7 +26,8 @@ class Stored:
 
     Args:
         payloads: for each chunk ``[L, 2, KVH, T, D]``, keys then values of each layer, all in one dtype: float32,
-            float16, bfloat16, float8_e4m3fn or int8. Tokens lie side by side.
+            float16, bfloat16, float8_e4m3fn or int8. The table is to be had only where tokens lie side by side, from
+            a multiple of 16 bytes on.
         scales: for each chunk ``[L, 2, KVH, T]`` float32, in any layout (one scale a head may be expanded over its
             tokens); ``None``: all are 1, which int8 does not allow.
         tokens: how many of each chunk's T tokens count, from the first on; ``None``: all.
@@ -45,7 +46,6 @@ class Stored:
             kind = (payload.ndim, payload.dtype, payload.device, *payload.shape[:3], *payload.shape[4:])
             if kind != (5, first.dtype, first.device, first.shape[0], 2, first.shape[2], first.shape[4]):
                 raise InvalidInput("payload", (tuple(payload.shape), payload.dtype), "[L, 2, KVH, T, D], all alike")
-            check_rows("payload", payload, dense=True)
         if scales is None and first.dtype == torch.int8:
             raise InvalidInput("scales", None, "one tensor a chunk, for int8")
         if scales is not None and len(scales) != len(payloads):
@@ -81,6 +81,8 @@ class Stored:
     def table(self) -> Tensor:
         """``[C, 11]`` int64: distance of the payload from the first one and its strides of layer, part and head; the
         same of the scales, with that of tokens; number of tokens, and of those in chunks before."""
+        for payload in self.payloads:
+            check_rows("payload", payload, dense=True)
         size = self.payloads[0].element_size()
         rows, before = [], 0
         for index, (payload, count) in enumerate(zip(self.payloads, self.tokens, strict=True)):

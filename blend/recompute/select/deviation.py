@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from blend.model.decoder import LayerAttention, Observer, Rows, StopForward
-from blend.recompute.kernels import reference
+from blend.recompute.kernels import dispatch
 from blend.recompute.passes import run
 from blend.recompute.select.base import Blend, Selector
 
@@ -13,8 +13,9 @@ from blend.recompute.select.base import Blend, Selector
 class _Watch(Observer):
     """Compares fresh and cached values at one layer, slice after slice, and ends each pass there."""
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int, deviation: dispatch.Deviation) -> None:
         self.layer = layer
+        self.deviation = deviation
         self.found: list[torch.Tensor] = []
 
     def before_write(
@@ -28,7 +29,7 @@ class _Watch(Observer):
     ) -> None:
         """Take the deviation when the check layer is reached."""
         if layer == self.layer:
-            self.found.append(reference.deviation(value, rows.canvas.v[layer][:, rows.positions]))
+            self.found.append(self.deviation(value, rows.canvas.v[layer], rows.positions))
             raise StopForward
 
 
@@ -53,7 +54,7 @@ class Deviation(Selector):
 
     def scores(self, blend: Blend) -> torch.Tensor:
         """Return the squared V deviation per token at the check layer."""
-        watch = _Watch(self._layer(blend))
+        watch = _Watch(self._layer(blend), blend.decoder.kernels.deviation)
         positions = torch.arange(len(blend.token_ids), device=blend.token_ids.device)
         run(blend.decoder, blend.canvas, blend.token_ids, positions, blend.max_rows, observer=watch)
         return torch.cat(watch.found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from blend.model.decoder import LayerAttention, Observer, Rows
-from blend.recompute.kernels import reference
+from blend.recompute.kernels.dispatch import Mass
 from blend.recompute.passes import run
 from blend.recompute.select.base import Blend, Selector
 
@@ -13,8 +13,10 @@ from blend.recompute.select.base import Blend, Selector
 class _Watch(Observer):
     """Sums the attention mass of rows from position ``start`` on, over all layers."""
 
-    def __init__(self, start: int, length: int, device: torch.device) -> None:
+    def __init__(self, start: int, length: int, device: torch.device, mass: Mass) -> None:
         self.start = start
+        self.mass = mass
+        self.before = 0  # rows of the slice under way that stand before start
         self.total = torch.zeros(length, dtype=torch.float32, device=device)
 
     def after_write(
@@ -27,13 +29,14 @@ class _Watch(Observer):
         attention: LayerAttention,
     ) -> None:
         """Add this layer's mass."""
-        asking = int((rows.positions < self.start).sum())
-        if asking == len(rows):
+        if layer == 0:
+            self.before = int((rows.positions < self.start).sum())
+        if self.before == len(rows):
             return
-        self.total += reference.mass(
-            query[:, asking:],
+        self.total += self.mass(
+            query[:, self.before :],
             rows.canvas.k[layer],
-            rows.positions[asking:],
+            rows.positions[self.before :],
             scale=attention.scale,
             window=attention.window,
             softcap=attention.softcap,
@@ -69,7 +72,7 @@ class Query(Selector):
         positions = self._rows(blend)
         visible = torch.ones(blend.canvas.length, dtype=torch.bool, device=positions.device)
         visible[blend.first_loaded : len(blend.missing)] = ~blend.missing[blend.first_loaded :]
-        watch = _Watch(blend.question[0], blend.canvas.length, positions.device)
+        watch = _Watch(blend.question[0], blend.canvas.length, positions.device, blend.decoder.kernels.mass)
         run(
             blend.decoder,
             blend.canvas,

@@ -102,6 +102,8 @@ def _ingest(client: Client, arguments: argparse.Namespace, out: Console, err: Co
         for progress in client.ingest(_readable(paths, limit, shown.unreadable)):
             shown.progress(progress)
     if not arguments.json:
+        if shown.chunks:
+            out.print(show.reuse(shown.chunks["reused"], shown.chunks["computed"]))
         counts = ", ".join(f"{shown.outcomes[o]} {o}" for o in ("stored", "unchanged", "failed") if shown.outcomes[o])
         out.print(f"{counts or 'nothing to do'} in {perf_counter() - started:.1f} s")
     return EXIT_FAILED if shown.outcomes["failed"] else 0
@@ -123,6 +125,7 @@ class _Ingestion:
 
     def __init__(self, total: int, out: Console, err: Console, *, as_json: bool) -> None:
         self.outcomes: Counter[str] = Counter()
+        self.chunks: Counter[str] = Counter()
         # A line for the bar's own terminal goes through the bar, which then stays below it.
         self._out, self._err, self._json = err if out.is_terminal and err.is_terminal else out, err, as_json
         self._lock = threading.Lock()
@@ -168,6 +171,8 @@ class _Ingestion:
     def _end(self, name: str, outcome: str, values: dict[str, Any]) -> None:
         with self._lock:
             self.outcomes[outcome] += 1
+            for source in ("reused", "computed") if outcome != "failed" else ():
+                self.chunks[source] += values[outcome][f"{source}_chunks"]
             self._bar.update(self._all, advance=1)
             self._bar.update(self._one, visible=False)
             if self._json:
@@ -175,8 +180,14 @@ class _Ingestion:
             elif outcome == "failed":
                 self._err.print(Text.assemble(("failed", "red"), f"     {show.safe(name)}: ", _why(values)))
             else:
-                chunks = show.counted(values[outcome]["chunks"], "chunk")
-                self._out.print(Text(f"{outcome:<9}  {show.safe(name)} ({chunks})"))
+                self._out.print(Text(f"{outcome:<9}  {show.safe(name)} ({_chunks(outcome, values[outcome])})"))
+
+
+def _chunks(outcome: str, counts: dict[str, int]) -> str:
+    """How many chunks there are, and how many were not what one would expect of the outcome."""
+    odd = "reused" if outcome == "stored" else "computed"
+    some = f", {counts[f'{odd}_chunks']} {odd}" if counts[f"{odd}_chunks"] else ""
+    return show.counted(counts["chunks"], "chunk") + some
 
 
 def _why(values: dict[str, Any]) -> str:

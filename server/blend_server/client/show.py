@@ -32,6 +32,12 @@ def counted(count: int, unit: str) -> str:
     return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
 
 
+def reuse(reused: int, computed: int) -> str:
+    """How many of the chunks of all documents were there before: ``3 of 5 chunks were reused, 2 computed.``"""
+    were = "was" if 1 in (reused, reused + computed) else "were"
+    return f"{reused} of {counted(reused + computed, 'chunk')} {were} reused, {computed} computed."
+
+
 def milliseconds(value: float) -> str:
     """A duration, such as ``312 ms`` or ``1.84 s``."""
     return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.2f} s"
@@ -135,10 +141,7 @@ def stats(console: Console, found: pb.Stats) -> None:
     documents = [counted(corpus.documents, "document"), counted(corpus.chunks, "chunk"), f"{corpus.tokens} tokens"]
     if corpus.outdated:
         documents.append(f"{counted(corpus.outdated, 'document')} outdated: ingest again to use")
-    tiers = [
-        (f"tier {t.name}", f"{counted(t.objects, 'object')}, {size(t.used_bytes)} of {size(t.capacity_bytes)}")
-        for t in engine.tiers
-    ]
+    tiers = [(f"tier {tier.name}", _tier(tier)) for tier in engine.tiers]
     sizes = f"document {size(limits.max_document_bytes)}, message {size(limits.max_message_bytes)}"
     rows = [
         ("server", f"{found.version}, up since {found.started_at.ToDatetime():%Y-%m-%d %H:%M:%S} UTC"),
@@ -149,3 +152,9 @@ def stats(console: Console, found: pb.Stats) -> None:
         ("limits", f"{sizes}, context {limits.context_tokens} tokens"),
     ]
     _rows(console, rows)
+
+
+def _tier(tier: pb.TierStats) -> str:
+    if tier.down:
+        return f"down: {tier.down}"
+    return f"{counted(tier.objects, 'object')}, {size(tier.used_bytes)} of {size(tier.capacity_bytes)}"

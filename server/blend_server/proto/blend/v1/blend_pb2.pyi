@@ -78,17 +78,25 @@ class IngestProgress(_message.Message):
         reused: int
         def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ..., reused: _Optional[int] = ...) -> None: ...
     class Stored(_message.Message):
-        __slots__ = ("chunks", "dropped_chunks")
+        __slots__ = ("chunks", "dropped_chunks", "computed_chunks", "reused_chunks")
         CHUNKS_FIELD_NUMBER: _ClassVar[int]
         DROPPED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+        COMPUTED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+        REUSED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
         chunks: int
         dropped_chunks: int
-        def __init__(self, chunks: _Optional[int] = ..., dropped_chunks: _Optional[int] = ...) -> None: ...
+        computed_chunks: int
+        reused_chunks: int
+        def __init__(self, chunks: _Optional[int] = ..., dropped_chunks: _Optional[int] = ..., computed_chunks: _Optional[int] = ..., reused_chunks: _Optional[int] = ...) -> None: ...
     class Unchanged(_message.Message):
-        __slots__ = ("chunks",)
+        __slots__ = ("chunks", "computed_chunks", "reused_chunks")
         CHUNKS_FIELD_NUMBER: _ClassVar[int]
+        COMPUTED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+        REUSED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
         chunks: int
-        def __init__(self, chunks: _Optional[int] = ...) -> None: ...
+        computed_chunks: int
+        reused_chunks: int
+        def __init__(self, chunks: _Optional[int] = ..., computed_chunks: _Optional[int] = ..., reused_chunks: _Optional[int] = ...) -> None: ...
     class Failed(_message.Message):
         __slots__ = ("code", "message")
         CODE_FIELD_NUMBER: _ClassVar[int]
@@ -419,16 +427,18 @@ class EngineStats(_message.Message):
     def __init__(self, model: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., layers: _Optional[int] = ..., requests: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., details: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class TierStats(_message.Message):
-    __slots__ = ("name", "objects", "used_bytes", "capacity_bytes")
+    __slots__ = ("name", "objects", "used_bytes", "capacity_bytes", "down")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DOWN_FIELD_NUMBER: _ClassVar[int]
     name: str
     objects: int
     used_bytes: int
     capacity_bytes: int
-    def __init__(self, name: _Optional[str] = ..., objects: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
+    down: str
+    def __init__(self, name: _Optional[str] = ..., objects: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., down: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_document_bytes", "max_message_bytes", "default_k", "default_max_new_tokens", "context_tokens")

@@ -1,0 +1,89 @@
+"""Chunks that requests missed: each is computed once, later, unless it was forgotten meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable
+from math import inf
+from time import perf_counter
+
+from blend.pipeline import Request
+from blend.scheduler import Background, Turns
+from blend.types import Chunk, Report
+
+_LIMIT = 100_000
+
+
+class Misses:
+    """One context-free precompute for every chunk that the store could not give, and that is still wanted.
+
+    It owns the thread that computes them, in the gaps between requests. Thread-safe.
+
+    Args:
+        turns: who may use the model now.
+        key: returns a chunk's content key in a namespace.
+        compute: encodes a chunk in a namespace and stores it; called inside a turn.
+    """
+
+    def __init__(self, turns: Turns, key: Callable[[Chunk, str], str], compute: Callable[[Chunk, str], object]) -> None:
+        self._key = key
+        self._compute = compute
+        self._lock = threading.Lock()
+        # When a chunk was forgotten, or its namespace dropped: a request that came before must not have it computed
+        # again.
+        self._forgotten: dict[str, float] = {}
+        self._dropped: dict[str, float] = {}
+        self._later = Background(turns, self._work, name="blend-precompute")
+
+    def queue(self, request: Request, report: Report) -> None:
+        """Queue what a request missed, but for what was forgotten, or dropped, since it arrived."""
+        chunks = [s for s in request.prompt.segments if isinstance(s, Chunk)]
+        for chunk, seen in zip(chunks, report.chunks, strict=True):
+            if seen.outcome not in ("miss", "failed"):
+                continue
+            with self._lock:  # nothing is forgotten between looking and queueing
+                unwanted = max(self._forgotten.get(seen.key, -inf), self._dropped.get(request.namespace, -inf))
+                if unwanted < request.arrived:
+                    self._later.submit((chunk, request.namespace))
+
+    def want(self, key: str) -> None:
+        """Take note that a chunk which may have been forgotten is stored again."""
+        with self._lock:
+            self._forgotten.pop(key, None)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Do not compute these chunks, by content key, for any request that has arrived by now."""
+        with self._lock:
+            _note(self._forgotten, keys)
+            self._later.discard(lambda missed: self._key(*missed) in keys)
+
+    def drop(self, namespace: str) -> None:
+        """Do not compute any chunk of a namespace for a request that has arrived by now."""
+        with self._lock:
+            _note(self._dropped, [namespace])
+            self._later.discard(lambda missed: missed[1] == namespace)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many chunks were computed, how many failed, and how many did not fit into the queue."""
+        return {"done": self._later.done, "failed": self._later.failed, "dropped": self._later.dropped}
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to compute (``timeout`` in seconds); returns whether that is so."""
+        return self._later.wait_idle(timeout)
+
+    def close(self) -> None:
+        """Drop what is queued, let the running piece finish, and join the thread."""
+        self._later.close()
+
+    def _work(self, missed: tuple[Chunk, str]) -> None:
+        self._compute(*missed)
+
+
+def _note(times: dict[str, float], names: Iterable[str]) -> None:
+    """Put names down as of now, the latest last; the oldest go beyond the limit."""
+    now = perf_counter()
+    for name in names:
+        times.pop(name, None)
+        times[name] = now
+    while len(times) > _LIMIT:
+        del times[next(iter(times))]
