@@ -228,9 +228,8 @@ def disk(shape: str, figures: Figures, rounds: int, where: Path) -> None:
                 times["get, cold"].append(
                     [cold(lambda: seconds(get)), *(cold(lambda way=way: dd(*way)) for way in ways)]  # type: ignore[misc]
                 )
-                times["get, warm"].append(
-                    [min(seconds(get) for _ in range(3)), *(dd(*plainly, block) for block in BLOCKS)]
-                )
+                best = [min(dd(*plainly, block) for _ in range(3)) for block in BLOCKS]
+                times["get, warm"].append([min(seconds(get) for _ in range(3)), *best])
         plain.unlink()
     for name, taken in times.items():
         ours, *theirs = (median(column) for column in zip(*taken, strict=True))

@@ -246,6 +246,8 @@ class ChunkCache:
             try:
                 if not gone.isdisjoint(self._neighbours(k)):
                     found[k] = None
+            except ObjectCorrupt:
+                found[k] = None  # nobody can read it, nor tell what it was encoded behind
             except StoreError as error:
                 fault = error
         return found, fault
@@ -258,12 +260,10 @@ class ChunkCache:
         """Return what a stored object was encoded behind; nothing where it is not there any more.
 
         Raises:
+            ObjectCorrupt: it cannot be read.
             StoreError: a tier failed that may have it.
         """
-        try:
-            lease = self.store.get(key)
-        except ObjectCorrupt:
-            return ()  # it has been set aside, and is never read again
+        lease = self.store.get(key)
         if lease is None:
             return ()
         with lease:

@@ -26,8 +26,8 @@ with warnings.catch_warnings():
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 _LAYER_SECONDS = 2.0
-"""Longest wait for one layer once work has begun, for others wait then too. Layers come one after another, so that what
-takes longer is not slow but has stopped."""
+"""Longest wait for one layer once work has begun, for others wait then too. They come a few megabytes of an object at a
+time, so that what takes longer is not slow but has stopped."""
 
 Lost = Mapping[ObjectKey, str]
 """Objects that were lost while a request was computed from them, and why: absent when it is planned again."""

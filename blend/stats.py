@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blend.errors import StoreError
-from blend.store import LoadStats, TieredStore, Usage, WriteStats
-from blend.store.state import TierState
+from blend.store import LoadStats, TieredStore, TierStats, Usage, WriteStats
 from blend.types import Report
 
 
@@ -91,7 +90,7 @@ class EngineStats:
     waiting: int
     counters: dict[str, Any]
     background: dict[str, int]
-    tiers: tuple[TierState, ...]
+    tiers: tuple[TierStats, ...]
     loads: LoadStats
     writes: WriteStats
     tenants: tuple[TenantStats, ...] = ()

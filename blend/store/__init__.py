@@ -17,7 +17,6 @@ from blend.store.lookup import Lookup
 from blend.store.namespaces import Dropped, NamespaceUsage, Usage
 from blend.store.policy import Policy
 from blend.store.secret import load_secret
-from blend.store.state import TierState
 from blend.store.stored import Stored, WriteStats
 from blend.store.tenants import Quotas, Tenants, TenantUsage
 from blend.store.terms import Terms
@@ -47,7 +46,6 @@ __all__ = [
     "Tenants",
     "Terms",
     "Tier",
-    "TierState",
     "TierStats",
     "TieredStore",
     "Usage",

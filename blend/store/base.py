@@ -35,7 +35,8 @@ class TierStats:
     ``used_bytes`` includes objects that are being written, that were removed under a lease and are still reachable,
     or that were set aside as corrupt; it never exceeds ``capacity_bytes``. ``failures`` counts faults: a ``get`` that
     was neither hit nor miss, and reads and writes that failed later. ``quarantined`` is the number of corrupt objects
-    that are set aside now.
+    that are set aside now. ``down`` is why the tier cannot be used now, empty where it can; one that cannot tell its
+    figures has zeros.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TierStats:
     failures: int
     evictions: int
     quarantined: int = 0
+    down: str = ""
 
 
 class Writer(ABC):
@@ -311,6 +313,10 @@ class Tier(ABC):
     def variants(self, content: str) -> tuple[str, ...]:
         """Return the variants of a content key that seem to be here, sorted."""
 
+    def recall(self, content: str) -> tuple[str, ...]:
+        """Return the variants that can be told without a round trip, sorted: all of them, where asking costs none."""
+        return self.variants(content)
+
     @abstractmethod
     def remove(self, key: ObjectKey) -> bool:
         """Remove the object; return False when it is not here.
@@ -384,6 +390,15 @@ class Tier(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def given(view: memoryview, into: memoryview | None) -> memoryview:
+    """Return bytes that are in memory as :meth:`Lease.layers` does: a view of them, or of their copy in ``into``."""
+    if into is None:
+        return view
+    into = destination(into, len(view))
+    into[:] = view
+    return into.toreadonly()
 
 
 def destination(into: memoryview, nbytes: int) -> memoryview:

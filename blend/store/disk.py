@@ -225,6 +225,7 @@ class DiskTier(Tier):
             raise self._failed("checking", error) from error
 
     def close(self) -> None:
+        """Let go of everything, once a long read that is under way has ended; otherwise as for any tier."""
         with self._lock:
             self._closed = True
         self._helper.close()

@@ -11,6 +11,7 @@ from blend.store.worker import Worker
 
 _Piece = TypeVar("_Piece")
 _MAX_WAITING = 64
+"""Most calls that wait for the thread. Any number will do: a caller whose part is not queued does it alone."""
 
 
 class Helper:
@@ -45,9 +46,11 @@ class Helper:
 
         part = _Part(drain)
         helped = len(left) > 1 and self._worker.submit(part.run)
-        drain()
-        if helped:
-            part.end()
+        try:
+            drain()
+        finally:  # whatever interrupts it
+            if helped:
+                part.end()
         if errors:
             error = errors[0]
             try:

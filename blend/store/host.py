@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from blend.errors import Closed, ResourceExhausted, StoreError
 from blend.store.arena import Arena, Block
-from blend.store.base import Tier, TierStats, Writer, check_nbytes, destination
+from blend.store.base import Tier, TierStats, Writer, check_nbytes, given
 from blend.store.buffers import Buffer
 from blend.store.key import ObjectKey, check_content
 from blend.store.layout import Header, check_identity, decode
@@ -318,12 +318,7 @@ class HostLease(TimedLease):
         view = self._view
         if view is None:
             raise self._released()
-        view = view[offset : offset + nbytes]
-        if into is None:
-            return view
-        into = destination(into, nbytes)
-        into[:] = view
-        return into.toreadonly()
+        return given(view[offset : offset + nbytes], into)
 
     def _let_go(self) -> None:
         self._view = None

@@ -183,7 +183,11 @@ class Header:
             yield first + at // self.layer_nbytes, data[at : at + step]
 
     def verify(self, data: Buffer, first: int = 0) -> None:
-        """Raise :class:`ObjectCorrupt` unless ``data``, whole layers, is what was stored from layer ``first`` on."""
+        """Raise :class:`ObjectCorrupt` unless ``data`` is whole layers, one or more, as stored from ``first`` on."""
+        nbytes = flat("data", data).nbytes
+        count = nbytes // self.layer_nbytes
+        if not nbytes or nbytes % self.layer_nbytes or not 0 <= first <= self.layers - count:
+            raise ObjectCorrupt(f"{nbytes} bytes are no layers from layer {first} of {self.layers} on")
         for layer, part in self.pieces(flat("data", data), first, 0):
             if checksum(part) != self.checksums[layer]:
                 raise ObjectCorrupt(f"layer {layer} fails its checksum")

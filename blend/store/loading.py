@@ -221,7 +221,7 @@ class Loader:
         """Return why the thread takes no load."""
         if self._closed:
             return Closed("the store was closed before the load began")
-        return TierUnavailable(f"{_MAX_GROUPS} loads are waiting: no more are taken")
+        return TierUnavailable(f"no more loads are taken: {_MAX_GROUPS} are waiting, or no thread can be started")
 
     def _refuse(self, group: Sequence[LoadingLease], error: StoreError | ResourceExhausted | Closed) -> None:
         for lease in group:
@@ -242,7 +242,7 @@ class Loader:
                 self._step(lease, lease.begin)
             for number, (first, count) in enumerate(spans):
                 if number:  # nothing comes before the first layers
-                    _expect(group, spans[number + 1 : number + 2])
+                    _expect(group, spans[1:3] if number == 1 else spans[number + 1 : number + 2])
                 for lease in group:
                     self._step(lease, partial(lease.read, first, count))
         finally:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from blend.errors import Closed, ResourceExhausted, StoreError, TierUnavailable
-from blend.store.base import Lease, Tier, Writer, destination
+from blend.store.base import Lease, Tier, Writer, given
 from blend.store.buffers import allocate
 from blend.store.layout import encode
 from blend.store.promotion import Gate
@@ -187,9 +187,4 @@ class LoadingLease(Lease):
                 raise TierUnavailable(f"{self.header.key}: {self.tier} has not given layer {layers - 1} in time")
             whole = self._whole
         assert whole is not None
-        view = whole[start : start + nbytes]
-        if into is None:
-            return view
-        into = destination(into, nbytes)
-        into[:] = view
-        return into.toreadonly()
+        return given(whole[start : start + nbytes], into)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from blend.errors import ObjectCorrupt, StoreError
-from blend.store.base import destination
+from blend.store.base import destination, given
 from blend.store.buffers import allocate
 from blend.store.key import ObjectKey
 from blend.store.layout import ALIGNMENT, Header, check_identity, decode, peek
@@ -87,11 +87,7 @@ class RemoteObject:
             self._on_fault(self, failure)
             raise failure
         start = offset - self.header.header_nbytes
-        view = self._kept[start : start + nbytes]
-        if target is None:
-            return view
-        target[:] = view
-        return target.toreadonly()
+        return given(self._kept[start : start + nbytes], target)
 
     def _fetch(self, layer: int, nbytes: int, target: memoryview | None) -> memoryview:
         """Read layers from the store into ``target``, or into memory of its own, and return a view of that.

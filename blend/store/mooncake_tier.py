@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary, ref
 from blend.config import MooncakeConfig
 from blend.errors import Closed, InvalidInput, ObjectCorrupt, StoreError, TierUnavailable
 from blend.store import health
-from blend.store.base import Lease, Tier, Writer, check_nbytes
+from blend.store.base import Lease, Tier, TierStats, Writer, check_nbytes
 from blend.store.buffers import Buffer, flat
 from blend.store.key import PLAIN, ObjectKey, check_content
 from blend.store.known import KnownVariants
@@ -25,7 +25,6 @@ from blend.store.mooncake_client import MooncakeClient
 from blend.store.mooncake_object import MooncakeLease, RemoteObject, read_header
 from blend.store.mooncake_writer import MooncakeWriter
 from blend.store.residency import ResidencyObserver
-from blend.store.state import TierState
 from blend.store.terms import DEFAULT_TERMS, Terms
 
 _log = logging.getLogger(__name__)
@@ -177,10 +176,10 @@ class MooncakeTier(Tier):
         return found
 
     def variants(self, content: str) -> tuple[str, ...]:
-        """Return the variants that this process has seen; where it has seen none, whether the plain one is there."""
+        """Return the variants that this process has seen, and the plain one if it is there."""
         known = self.recall(content)
-        if not known and self.contains(ObjectKey(content, PLAIN)):
-            return (PLAIN,)
+        if PLAIN not in known and self.contains(ObjectKey(content, PLAIN)):
+            return tuple(sorted((*known, PLAIN)))
         return known
 
     def recall(self, content: str) -> tuple[str, ...]:
@@ -280,11 +279,11 @@ class MooncakeTier(Tier):
             staging_capacity_bytes=client.staging.capacity,
         )
 
-    def stats(self) -> TierState:
+    def stats(self) -> TierStats:
         """Return the tier's state and counts, of what this process has put; while it is down, why."""
         with self._changed:
             self._require_open()
-            return TierState(
+            return TierStats(
                 name=self.name,
                 objects=len(self._ledger),
                 used_bytes=self._ledger.used,

@@ -186,4 +186,4 @@ class Promotion:
         try:
             self.gate.commit(writer)
         finally:
-            self.gate.close()
+            self.cancel()

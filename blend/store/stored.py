@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from blend.store.base import Lease, destination
+from blend.store.base import Lease, given
 from blend.store.layout import Header
 
 
@@ -55,12 +55,7 @@ class StagedLease(Lease):
         offset, nbytes = self.header.layer_range(first, count)
         if self._payload is None:
             raise self._released()
-        view = self._payload[offset - self.header.header_nbytes :][:nbytes]
-        if into is None:
-            return view
-        into = destination(into, nbytes)
-        into[:] = view
-        return into.toreadonly()
+        return given(self._payload[offset - self.header.header_nbytes :][:nbytes], into)
 
     def release(self) -> None:
         self._payload = None

@@ -12,8 +12,8 @@ from itertools import chain
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from blend.errors import Closed, InvalidConfig, InvalidInput, StoreError
-from blend.store.base import Lease, Tier, Writer, check_nbytes
+from blend.errors import Closed, InvalidConfig, InvalidInput, ObjectCorrupt, StoreError
+from blend.store.base import Lease, Tier, TierStats, Writer, check_nbytes
 from blend.store.buffers import Buffer
 from blend.store.fanout import FanOutWriter
 from blend.store.flight import SingleFlight
@@ -25,8 +25,7 @@ from blend.store.namespaces import Dropped, NamespaceUsage, Track, drop, usage_b
 from blend.store.node import ResidencyNode
 from blend.store.policy import DEFAULT_POLICY, Policy
 from blend.store.promotion import Gate, Gates, Promotion
-from blend.store.resolving import recall, resolve
-from blend.store.state import TierState, state_of
+from blend.store.resolving import resolve
 from blend.store.stored import Stored, WriteStats
 from blend.store.tenants import Tenants, TenantUsage
 from blend.store.writing import Writing
@@ -145,7 +144,7 @@ class TieredStore(Tier):
             keys: which; the order is that in which each layer is read.
             tokens: how long the request is, for the prefetch policy ``timeout``; ``None`` counts what is loaded.
             wrong: why an object is not what its key stands for, or an empty string. A key is only a claim: what is
-                wrong is not read, and is missed for that reason.
+                wrong counts as a fault of its tier, and is not read.
 
         Raises:
             Closed: the store has been closed.
@@ -157,12 +156,9 @@ class TieredStore(Tier):
         for tier in self.tiers[1:]:
             tier.expect(key for key in wanted if not self._contains(self.tiers[0], key))
         for key in wanted:
-            found = self._find(key)
+            found = self._find(key, wrong)
             if found.lease is None:
                 missed[key] = found.reason
-            elif reason := wrong(found.lease.header):
-                found.lease.release()
-                missed[key] = reason
             elif found.gate is None and self.tiers[0].in_memory:
                 ready[key] = found.lease
             else:
@@ -186,8 +182,8 @@ class TieredStore(Tier):
         promotion = self._enlist(key, found.gate) if found.gate is not None else None
         return Lookup(TieredLease(self.count_fault, found.lease, promotion), found.tier, found.reason, found.fault)
 
-    def _find(self, key: ObjectKey) -> Found:
-        """Ask the tiers in turn for a lease of their own."""
+    def _find(self, key: ObjectKey, wrong: Callable[[Header], str] = lambda header: "") -> Found:
+        """Ask the tiers in turn for a lease of their own, on an object that is not ``wrong``."""
         self._require_open()
         faults: list[StoreError] = []
         gate = None
@@ -196,6 +192,9 @@ class TieredStore(Tier):
                 gate = self._gates.open(key)
             try:
                 lease = tier.get(key)
+                if lease is not None and (reason := wrong(lease.header)):
+                    lease.release()
+                    raise ObjectCorrupt(f"{tier.name}: {reason}")
             except StoreError as error:
                 self.count_fault(tier.name, error)
                 faults.append(error)
@@ -250,7 +249,7 @@ class TieredStore(Tier):
         """Return the variants that the tiers can tell without a round trip, sorted."""
         check_content("content", content)
         self._require_open()
-        return _united(self._ask(lambda tier: recall(tier, content)))
+        return _united(self._ask(lambda tier: tier.recall(content)))
 
     def remove(self, key: ObjectKey) -> bool:
         """Remove the object from every tier; return False when none has it.
@@ -336,7 +335,7 @@ class TieredStore(Tier):
         listed = self._ask(lambda tier: list(tier.sizes()))
         return iter(dict(chain.from_iterable(reversed(listed))).items())
 
-    def stats(self) -> TierState:
+    def stats(self) -> TierStats:
         """Return the whole's state: distinct objects, bytes summed over tiers, and what callers of this store saw.
 
         It is down when all its tiers are.
@@ -344,7 +343,7 @@ class TieredStore(Tier):
         self._require_open()
         parts, keys = self.tier_stats(), list(self.keys())
         with self._lock:
-            return TierState(
+            return TierStats(
                 name=self.name,
                 objects=len(keys),
                 used_bytes=sum(part.used_bytes for part in parts),
@@ -357,9 +356,9 @@ class TieredStore(Tier):
                 down="; ".join(part.down for part in parts) if all(part.down for part in parts) else "",
             )
 
-    def tier_stats(self) -> tuple[TierState, ...]:
+    def tier_stats(self) -> tuple[TierStats, ...]:
         """Return every tier's own state and counts, fastest first; one that cannot tell them is down, and says why."""
-        return tuple(state_of(tier, self.count_fault) for tier in self.tiers)
+        return tuple(_stats_of(tier) for tier in self.tiers)
 
     def write_stats(self) -> WriteStats:
         """Return what writing to lower tiers has done, its staging budget and its errors."""
@@ -437,6 +436,14 @@ class TieredStore(Tier):
             promotion = Promotion(self.tiers[0], gate, self.count_fault)
             self._promoting[key] = promotion
             return promotion
+
+
+def _stats_of(tier: Tier) -> TierStats:
+    """Return a tier's state. That it cannot tell its figures is no fault of an object, and not counted as one."""
+    try:
+        return tier.stats()
+    except StoreError as error:
+        return TierStats(tier.name, 0, 0, 0, 0, 0, 0, 0, down=str(error))
 
 
 def _united(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

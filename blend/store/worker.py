@@ -69,14 +69,19 @@ class Worker:
             return len(self._queue)
 
     def submit(self, job: Callable[[], object]) -> bool:
-        """Queue a job; return False when the queue is full or closed."""
+        """Queue a job; return False when the queue is full or closed, or the system starts no thread."""
         with self._changed:
             if self._closed or len(self._queue) >= self._limit:
                 return False
-            self._queue.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # too many threads, or the interpreter is ending
+                    _log.warning("%s: %s", self._name, error)
+                    return False
+                self._thread = thread
+            self._queue.append(job)
             self._changed.notify_all()
             return True
 

@@ -97,24 +97,32 @@ class Ingestion:
             missing = await self._worker.call(self._engine.missing, chunks)
             if missing:
                 await call(library.announce, prepared, keys)
+            reused = len(chunks)
             if missing or not prepared.unchanged:
                 async with aclosing(self._compute(missing, len(chunks))) as stages:
                     async for stage in stages:
+                        reused = stage.computed.reused
                         yield stage
             dropped = await self._to_the_end(self._commit(prepared, keys))
-        computed = len(set(missing))  # equal ones are computed once
-        counts = {"chunks": len(chunks), "computed_chunks": computed, "reused_chunks": len(chunks) - computed}
+        counts = {"chunks": len(chunks), "computed_chunks": len(chunks) - reused, "reused_chunks": reused}
         if prepared.unchanged:
             yield pb.IngestProgress(unchanged=pb.IngestProgress.Unchanged(**counts))
         else:
             yield pb.IngestProgress(stored=pb.IngestProgress.Stored(**counts, dropped_chunks=dropped))
 
     async def _compute(self, missing: list[Chunk], total: int) -> AsyncGenerator[pb.IngestProgress, None]:
-        reused = total - len(missing)
-        for done in range(len(missing) + 1):
-            if done:
-                await self._worker.call(self._engine.precompute, [missing[done - 1]])
-            yield pb.IngestProgress(computed=pb.IngestProgress.Computed(done=reused + done, total=total, reused=reused))
+        done = reused = total - len(missing)
+        for chunk in (None, *missing):
+            if chunk is not None:
+                reused += not await self._worker.call(self._precompute, chunk)
+                done += 1
+            yield pb.IngestProgress(computed=pb.IngestProgress.Computed(done=done, total=total, reused=reused))
+
+    def _precompute(self, chunk: Chunk) -> bool:
+        """Return whether a chunk had to be computed: an equal one, or another client, may have been first."""
+        wanted = bool(self._engine.missing([chunk]))
+        self._engine.precompute([chunk])
+        return wanted
 
     def _keys(self, chunks: Iterable[Chunk]) -> list[str]:
         return [self._engine.content_key(chunk) for chunk in chunks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -9,6 +10,7 @@ from torch.testing import assert_close
 from blend.errors import InvalidInput
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.canvas import Canvas
+from blend.recompute.kernels.cpu import Placement, Tables
 from blend.recompute.kernels.dispatch import Kernels, kernels
 from blend.recompute.rope import Pairing, Rotation
 
@@ -102,3 +104,30 @@ def test_a_prompt_without_chunks_places_none() -> None:
     canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
     Assembly(canvas, [], [rotation(2)], TORCH).put(0, [])
     assert not canvas.k.any()
+
+
+def test_a_rotation_wider_than_the_head_is_refused() -> None:
+    canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
+    with pytest.raises(InvalidInput, match="angles"):
+        Assembly(canvas, [Piece(0, 3, 1)], [rotation(4)], TORCH).put(0, [torch.ones(2, 1, 3, 4)])
+    assert not canvas.k.any()
+
+
+def test_a_placement_checks_its_canvas_and_tables() -> None:
+    k = torch.zeros(1, 1, 8, 4)
+    for v in (torch.zeros(1, 1, 7, 4), torch.zeros(1, 1, 8, 4, dtype=torch.bfloat16), torch.zeros(1, 8, 4)):
+        with pytest.raises(InvalidInput, match="v"):
+            Placement(k, v, [(0, 1)])
+    for wrong in (k.half(), k.transpose(2, 3), k.to("meta")):
+        with pytest.raises(InvalidInput, match="k"):
+            Placement(wrong, wrong, [(0, 1)])
+    placement, kv = Placement(k, k.clone(), [(0, 1), (1, 1)]), [torch.ones(2, 1, 1, 4)] * 2
+    still = np.zeros(2, np.bool_)
+    for angles in (np.zeros((1, 2, 2), np.float32), np.zeros((2, 2, 2)), np.zeros((2, 1, 2), np.float32)):
+        with pytest.raises(InvalidInput, match="angles"):
+            placement.place(0, kv, Tables(angles, still))
+    with pytest.raises(InvalidInput, match="turned"):
+        placement.place(0, kv, Tables(np.zeros((2, 2, 2), np.float32), still[:1]))
+    with pytest.raises(InvalidInput, match="kv"):
+        placement.place(0, [torch.ones(2, 1, 4), *kv[1:]], Tables(np.zeros((2, 2, 2), np.float32), still))
+    assert not k.any()

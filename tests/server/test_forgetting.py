@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ def ends(client: Client, *documents: Document) -> list[str]:
     """The last stage of each document."""
     stages = [p.WhichOneof("stage") or "" for p in client.ingest(documents)]
     return [stage for stage in stages if stage in ("stored", "unchanged", "failed")]
+
+
+def precomputed(client: Client) -> int:
+    """How many chunks the engine has computed since it started."""
+    return int(dict(client.stats().engine.details["counters"]).get("precomputed", 0))
 
 
 def objects(client: Client) -> int:
@@ -108,6 +114,22 @@ def test_a_deletion_removes_kv_that_questions_had_computed(start: Start, other_e
         wait_for(lambda: objects(client) == 2)
         client.delete(LIGHT.id)
         assert objects(client) == 0
+
+
+def test_counts_are_those_of_what_was_computed(start: Start) -> None:
+    """Of a text that repeats itself, and of one that many ingest at once."""
+    same = Document("same", "\n\n".join(["The same again and again, word for word, and nothing else at all. " * 8] * 6))
+    with Client(start().address) as client:
+        progress = list(client.ingest([same]))
+        last = progress[-1].stored
+        assert last.computed_chunks == precomputed(client)
+        assert last.chunks == last.computed_chunks + last.reused_chunks
+        assert [p.computed.reused for p in progress if p.WhichOneof("stage") == "computed"][-1] == last.reused_chunks
+        before = precomputed(client)
+        copies = [replace(FERRY, id=f"copy {number}") for number in range(6)]
+        with ThreadPoolExecutor(len(copies)) as pool:
+            told = list(pool.map(lambda copy: list(client.ingest([copy]))[-1].stored.computed_chunks, copies))
+        assert sum(told) == precomputed(client) - before > 0
 
 
 def test_the_same_document_again_gets_kv_for_the_present_engine(start: Start, other_engine: EngineConfig) -> None:

@@ -17,7 +17,7 @@ def no_thread_of_a_store_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     left = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert [name for name in left if name.startswith("tiered-")] == []
+    assert [name for name in left if name.startswith("tiered-") or name.endswith("-reader")] == []
 
 
 def _make(kind: str, directory: Path, capacity: int) -> Tier:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -90,3 +91,33 @@ def test_it_works_alone_once_closed(helper: Helper) -> None:
     done: list[int] = []
     helper.each(done.append, range(10))
     assert done == list(range(10))
+
+
+def test_a_thread_that_cannot_start_is_done_without(monkeypatch: pytest.MonkeyPatch, helper: Helper) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        done: list[int] = []
+        helper.each(done.append, range(10))
+        assert done == list(range(10))
+        helper.close()
+
+
+def test_an_interrupted_caller_leaves_nothing_under_way(helper: Helper) -> None:
+    inside, under_way = threading.Event(), [0]
+
+    def work(piece: int) -> None:
+        if threading.current_thread().name == "helper":
+            under_way[0] += 1
+            inside.set()
+            time.sleep(0.1)
+            under_way[0] -= 1
+        else:
+            inside.wait(30)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        helper.each(work, range(50))
+    assert under_way == [0]

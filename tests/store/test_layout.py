@@ -135,6 +135,11 @@ def test_every_layer_has_its_own_checksum() -> None:
         wrong[layer * header.layer_nbytes] ^= 1
         with pytest.raises(ObjectCorrupt, match=f"layer {layer}"):
             header.verify(wrong)
+    for wrong in (b"", payload[:-1], payload + payload):
+        with pytest.raises(ObjectCorrupt, match="no layers"):
+            header.verify(wrong)
+    with pytest.raises(ObjectCorrupt, match="no layers"):
+        header.verify(payload, 1)
     assert header.checksums[1] == checksum(payload[header.layer_nbytes : 2 * header.layer_nbytes])
 
 

@@ -381,11 +381,12 @@ def test_what_only_claims_its_key_is_neither_read_nor_promoted(stack: Stack) -> 
     one, two = keys_of(1, 2)
     with stack.store.load([one, two], wrong=lambda header: "not it" if header.key == one else "") as loads:
         assert list(loads) == [two]
-        assert loads.missed == {one: "not it"}
+        assert loads.missed == {one: "disk: not it"}
         assert bytes(loads[two].payload()) == make(2)[1]
     assert stack.store.wait_idle(30)
     assert {fd for fd, _ in stack.io.reads} == {stack.io.reads[0][0]}, "the other object alone was read"
     assert not stack.store.tiers[0].contains(one)
     assert stack.store.tiers[0].contains(two)
+    assert stack.store.stats().failures == 1
     assert stack.disk.remove(one), "nothing holds it"
     assert stack.disk.stats().used_bytes == make(2)[0].object_nbytes

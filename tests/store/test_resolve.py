@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from blend.errors import TierUnavailable
-from blend.store import DiskTier, HostTier, TieredStore
+from blend.store import DiskTier, HostTier, ObjectKey, TieredStore
 from tests.store.helpers import make
 
 ROOM = 1 << 20
@@ -17,7 +17,7 @@ CONTENT = PLAIN.key.content
 
 
 class Remote(HostTier):
-    """A tier that counts how often it is asked for variants, and that recalls some without being asked."""
+    """A tier that counts how often it is asked, and that recalls some variants without being asked."""
 
     def __init__(self) -> None:
         super().__init__(ROOM, name="remote")
@@ -25,11 +25,11 @@ class Remote(HostTier):
         self.seen: tuple[str, ...] = ()
         self.broken = False
 
-    def variants(self, content: str) -> tuple[str, ...]:
+    def contains(self, key: ObjectKey) -> bool:
         self.asked += 1
         if self.broken:
             raise TierUnavailable("remote: no route")
-        return super().variants(content)
+        return super().contains(key)
 
     def recall(self, content: str) -> tuple[str, ...]:
         return self.seen
@@ -39,7 +39,7 @@ class Remote(HostTier):
 def test_a_plain_variant_in_a_faster_tier_costs_no_round_trip(variant: str) -> None:
     remote = Remote()
     with TieredStore([HostTier(ROOM), remote]) as store:
-        store.put(PLAIN, PAYLOAD)
+        store.tiers[0].put(PLAIN, PAYLOAD)
         assert store.resolve(CONTENT, variant) == PLAIN.key  # type: ignore[arg-type]
         assert remote.asked == 0
         remote.broken = True
@@ -50,7 +50,7 @@ def test_a_conditioned_variant_is_preferred_wherever_it_is_known_to_be(tmp_path:
     remote = Remote()
     remote.seen = (BETTER.key.variant,)
     with TieredStore([HostTier(ROOM), DiskTier(tmp_path, ROOM, fsync=False), remote]) as store:
-        store.put(PLAIN, PAYLOAD)
+        store.tiers[0].put(PLAIN, PAYLOAD)
         assert store.resolve(CONTENT, "best") == BETTER.key
         assert store.resolve(CONTENT, "conditioned") == BETTER.key
         assert store.resolve(CONTENT, "plain") == PLAIN.key
@@ -61,6 +61,7 @@ def test_a_remote_tier_is_asked_where_no_faster_one_has_anything() -> None:
     remote = Remote()
     with TieredStore([HostTier(ROOM), remote]) as store:
         remote.put(PLAIN, PAYLOAD)
+        remote.asked = 0
         assert store.resolve(CONTENT, "conditioned") is None
         assert remote.asked == 0, "asking finds no conditioned variant"
         assert store.resolve(CONTENT, "best") == PLAIN.key
@@ -72,10 +73,19 @@ def test_a_remote_tier_is_asked_where_no_faster_one_has_anything() -> None:
                 store.resolve(CONTENT, variant)  # type: ignore[arg-type]
 
 
+def test_the_plain_variant_is_found_beside_a_conditioned_one_that_is_recalled() -> None:
+    remote = Remote()
+    remote.seen = (BETTER.key.variant,)
+    with TieredStore([HostTier(ROOM), remote]) as store:
+        remote.put(PLAIN, PAYLOAD)
+        assert store.resolve(CONTENT, "plain") == PLAIN.key
+        assert store.resolve(CONTENT, "best") == BETTER.key
+
+
 def test_a_store_below_another_one_is_asked_no_more() -> None:
     remote = Remote()
     with TieredStore([HostTier(ROOM), TieredStore([HostTier(ROOM), remote], name="below")]) as store:
-        store.put(PLAIN, PAYLOAD)
+        store.tiers[0].put(PLAIN, PAYLOAD)
         assert store.resolve(CONTENT, "best") == PLAIN.key
         remote.seen = (BETTER.key.variant,)
         assert store.resolve(CONTENT, "best") == BETTER.key

@@ -42,9 +42,18 @@ class Placement:
     Args:
         k, v: the canvas, ``[L, KVH, N, D]``, contiguous, of a supported dtype.
         spans: for each chunk the position of its first token and how many tokens are placed.
+
+    Raises:
+        InvalidInput: they are not.
     """
 
     def __init__(self, k: Tensor, v: Tensor, spans: Sequence[tuple[int, int]]) -> None:
+        for name, tensor in (("k", k), ("v", v)):
+            if tensor.ndim != 4 or not tensor.is_contiguous() or not supports(tensor.dtype, tensor.device):
+                what = (tuple(tensor.shape), tensor.dtype, tensor.device)
+                raise InvalidInput(name, what, "[L, KVH, N, D], contiguous, float32 or bfloat16 on the CPU")
+        if k.shape != v.shape or k.dtype != v.dtype:
+            raise InvalidInput("v", (tuple(v.shape), v.dtype), f"as k: {tuple(k.shape)}, {k.dtype}")
         self._canvas = (k, v)
         self._arrays = (_array(k), _array(v))
         self._pieces = np.array([(0, 0, start, tokens, 0) for start, tokens in spans], np.int64).reshape(-1, 5)
@@ -67,13 +76,16 @@ class Placement:
         k, _ = self._canvas
         if not 0 <= layer < k.shape[0]:
             raise InvalidInput("layer", layer, f"0 to {k.shape[0] - 1}")
+        kv = tuple(kv)  # their addresses are used below, when nothing else may hold them
         if len(kv) != len(self._pieces):
             raise InvalidInput("kv", f"{len(kv)} tensors", f"one for each of the {len(self._pieces)} pieces")
         _, heads, _, dims = k.shape
         pieces, entries = self._pieces, []
+        tables.check(len(pieces), dims)
         for stored, tokens in zip(kv, pieces[:, 3].tolist(), strict=True):
-            two, kv_heads, held, head_dim = stored.shape
-            if (two, kv_heads, head_dim) != (2, heads, dims) or held < tokens:
+            shape = stored.shape
+            held = shape[2] if len(shape) == 4 else -1
+            if held < tokens or (shape[0], shape[1], shape[3]) != (2, heads, dims):
                 raise InvalidInput("kv", tuple(stored.shape), f"(2, {heads}, {tokens} or more, {dims})")
             if stored.dtype != k.dtype or not stored.is_contiguous() or stored.device != k.device:
                 raise InvalidInput("kv", f"{stored.dtype}, {stored.device}", f"contiguous {k.dtype} on {k.device}")
@@ -96,6 +108,16 @@ class Tables:
     turned: npt.NDArray[np.bool_]
     interleaved: bool = False
 
+    def check(self, pieces: int, dims: int) -> None:
+        """Raise :class:`InvalidInput` unless these are for so many pieces, and for heads of so many dimensions."""
+        shape, pairs = self.angles.shape, self.angles.shape[-1]
+        if shape != (pieces, 2, pairs) or 2 * pairs > dims or self.angles.dtype != np.float32:
+            raise InvalidInput(
+                "angles", (shape, str(self.angles.dtype)), f"({pieces}, 2, {dims // 2} or fewer), float32"
+            )
+        if self.turned.shape != (pieces,):
+            raise InvalidInput("turned", self.turned.shape, f"({pieces},)")
+
 
 def warm_up(dtype: torch.dtype) -> None:
     """Compile what is not compiled yet: some seconds once on a machine, which no request should wait for."""
@@ -105,10 +127,11 @@ def warm_up(dtype: torch.dtype) -> None:
 
 def _compiled(function: Callable[..., None]) -> Any:
     """Compile when first called; remember the result across processes where there is a place for it."""
+    options: dict[str, Any] = {"nogil": True, "boundscheck": False, "fastmath": {"contract"}}
     try:
-        return numba.njit(nogil=True, cache=True, boundscheck=False, fastmath={"contract"})(function)
+        return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither beside this file nor in the user's cache
-        return numba.njit(nogil=True, boundscheck=False)(function)
+        return numba.njit(**options)(function)
 
 
 def _wide(stored: Any) -> Any:
