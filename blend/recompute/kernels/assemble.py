@@ -195,7 +195,7 @@ def assemble(stored: Stored, layer: int, key: Tensor, value: Tensor, slots: Tens
         INTERLEAVED=turns is not None and turns.pairing == "interleaved",
         FLOAT8=float8,
         SCALED=stored.scales is not None,
-        num_warps=4,
+        num_warps=8 if head_dim > 128 else 4,  # with 4 the widest heads do not fit the registers
     )
 
 

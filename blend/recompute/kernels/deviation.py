@@ -127,6 +127,6 @@ def deviation(
         BLOCK_T=block,
         PLACED=positions is not None,
         BOTH=len(ready) == 2,
-        num_warps=4,
+        num_warps=8 if wide > 64 else 4,  # with 4 wide heads do not fit the registers
     )
     return out
