@@ -99,7 +99,10 @@ def build(item: Build) -> Result:
     try:
         found = _built(item)
     except Exception as error:  # noqa: BLE001 - whatever a compiler raises is this kernel's result
-        found = Result(item, failure=f"does not build: {type(error).__name__}: {error}")
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the outer ones say where, the innermost says what
+            cause = cause.__cause__
+        found = Result(item, failure=f"does not build: {type(cause).__name__}: {cause}")
     return replace(found, seconds=sum(os.times()[:4]) - sum(before[:4]))
 
 

@@ -1,11 +1,17 @@
 """Time to first token: blended prefill from the host tier and from disk, against stock transformers' full prefill.
 
-Each prompt runs three times in a row: by stock transformers (``logits_to_keep=1``, its fastest attention on this
-machine), by blend with every chunk in the host tier, and by blend from disk, the host tier emptied and the files'
-pages dropped from the page cache first. All times count from the prompt's token ids to the first token, selection
-and fetch included.
+Each prompt runs in turn in one process: stock transformers (``logits_to_keep=1``, its fastest attention on this
+machine), then blend with every chunk in the host tier. Afterwards a new process, whose host tier is empty, reads
+the same chunks from disk, their pages dropped from the page cache before each prompt; it has answered one prompt
+before, for memory costs more when it is used for the first time. All times count from the prompt's token ids to the
+first token, selection and fetch included.
 
     python benchmarks/ttft.py --data musique_s_100.json --prompts 10 --method query --ratio 0.15
+    python benchmarks/ttft.py --data musique_s_100.json --prompts 1 --passages 3 --own-full 5
+
+``bound`` is how many times as fast as full prefill the request would be if every row cost what its FLOPs cost there:
+rows that must be computed, selected ones and those of the method's probe. ``--own-full`` compares the engine's own full
+prefill with stock transformers', in turn.
 
 Reading from disk overlaps with computing. ``disk_bound_s`` is what the disk's time should stay under: 1.1 times the
 host's, and for a method that reads all that is cached before it chooses, as ``query`` does, with as much added as
@@ -20,10 +26,12 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,18 +46,19 @@ from blend.config import GiB
 from blend.model import source
 from blend.rag.chunking import render_chunk
 from blend.rag.prompt import PromptBuilder
+from blend.recompute.planner import PrefillSpeed
 from blend.store import ObjectKey
 
 ATTENTIONS = ("sdpa", "eager")
 
 
-def prompts(engine: Engine, data: Path, count: int) -> list[Prompt]:
-    """Prompts of the first ``count`` questions: every passage a chunk, tokenized on its own."""
+def prompts(engine: Engine, data: Path, count: int, passages: int | None) -> list[Prompt]:
+    """Prompts of the first ``count`` questions: each of so many passages (all) a chunk, tokenized on its own."""
     rag = RagConfig()
     builder = PromptBuilder(engine.tokenizer, system=rag.system, answer_prefix=rag.answer_prefix)
     made = []
     for row in json.loads(data.read_text("utf-8"))[:count]:
-        texts = [render_chunk(c.get("title") or "", c["text"]) for c in row["ctxs"]]
+        texts = [render_chunk(c.get("title") or "", c["text"]) for c in row["ctxs"][:passages]]
         made.append(builder.build([Chunk(engine.tokenize(t)) for t in texts], row["question"]))
     return made
 
@@ -149,6 +158,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="JSON list of questions with passages")
     parser.add_argument("--prompts", type=int, default=10, help="questions to run (default: %(default)s)")
+    parser.add_argument("--passages", type=int, help="passages of each question (default: all)")
+    parser.add_argument(
+        "--own-full", type=int, default=0, metavar="PAIRS", help="runs of full prefill, own and stock in turn, a prompt"
+    )
+    parser.add_argument("--cold-store", help=argparse.SUPPRESS)
     parser.add_argument("--method", default="query", help="method of the plan (default: %(default)s)")
     parser.add_argument("--ratio", type=float, default=0.15, help="share of cached tokens (default: %(default)s)")
     parser.add_argument("--model", default="smollm2-135m", help="name, directory or hub id (default: %(default)s)")
@@ -158,84 +172,141 @@ def arguments() -> argparse.Namespace:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One prompt: seconds of stock transformers, the reports of both runs, and seconds to read its objects alone."""
+class Warm:
+    """One prompt with its chunks in the host tier: seconds of stock transformers, the report, the speed-up that the
+    FLOPs allow, and the engine's own full prefill as multiples of stock transformers' time."""
 
     full_s: float
-    host: Report
-    disk: Report
+    report: Report
+    bound: float
+    own_full: list[float]
+
+
+@dataclass(frozen=True)
+class Cold:
+    """One prompt with its chunks on disk: seconds to the first token and to read the objects alone, the parts of the
+    first in milliseconds, and the tiers that served."""
+
+    ttft_s: float
     load_s: float
+    parts: dict[str, float]
+    tiers: list[str]
 
 
-def measure(args: argparse.Namespace) -> tuple[list[Measured], str]:
-    """What was measured, one a prompt, and the stock model's attention."""
-    with tempfile.TemporaryDirectory() as store, engine(args, Path(store)) as blend:
-        todo, measured = prompts(blend, args.data, args.prompts), []
-        model, attention = stock_model(blend.config, tokens=min(1024, len(todo[0])))
+def measure(args: argparse.Namespace) -> tuple[list[Warm], list[Cold], str]:
+    """What was measured in both processes, one a prompt, and the stock model's attention."""
+    with tempfile.TemporaryDirectory() as store:
+        measured = []
+        with engine(args, Path(store)) as blend:
+            todo = prompts(blend, args.data, args.prompts, args.passages)
+            model, attention = stock_model(blend.config, tokens=min(1024, len(todo[0])))
+            warm_up(blend)
+            for i, prompt in enumerate(todo, 1):
+                # A plain line before each prompt: a bar that redraws itself would take its share of the cores.
+                sys.stderr.write(f"prompt {i} of {len(todo)}\n")
+                blend.precompute(s for s in prompt.segments if isinstance(s, Chunk))
+                ids = torch.tensor([prompt.token_ids], device=blend.decoder.device)
+                full = stock_prefill(model, ids)[0]
+                report = blend.prefill(prompt, plan(args), positions=True).report
+                own = [own_full(blend, model, prompt, ids) for _ in range(args.own_full)]
+                measured.append(Warm(full, report, bound(blend, report), own))
+                sys.stderr.write(f"  full {full:.3f} s, host {report.timings.ttft / 1e3:.3f} s\n")
+        del model
+        drop_pages(Path(store))
+        command = [sys.executable, __file__, *sys.argv[1:], "--cold-store", store]
+        lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        return measured, [Cold(**json.loads(line)) for line in lines], attention
+
+
+def measure_cold(args: argparse.Namespace) -> Iterator[Cold]:
+    """The cold process: one prompt after another, each chunk read from disk."""
+    with engine(args, Path(args.cold_store)) as blend:
         warm_up(blend)
-        for i, prompt in enumerate(todo, 1):
-            # A plain line before each prompt: a bar that redraws itself would take its share of the cores.
-            sys.stderr.write(f"prompt {i} of {len(todo)}\n")
-            blend.precompute(s for s in prompt.segments if isinstance(s, Chunk))
-            ids = torch.tensor([prompt.token_ids], device=blend.decoder.device)
-            full = stock_prefill(model, ids)[0]
-            host = blend.prefill(prompt, plan(args)).report
-            leave_on_disk(blend, Path(store))
-            disk = blend.prefill(prompt, plan(args)).report
-            leave_on_disk(blend, Path(store))
-            measured.append(Measured(full, host, disk, load_seconds(blend, disk)))
-            ttft = [report.timings.ttft / 1e3 for report in (host, disk)]
-            sys.stderr.write(f"  full {full:.3f} s, host {ttft[0]:.3f} s, disk {ttft[1]:.3f} s\n")
-        return measured, attention
+        todo = prompts(blend, args.data, args.prompts, args.passages)
+        for number, prompt in enumerate([todo[-1], *todo]):
+            leave_on_disk(blend, Path(args.cold_store))
+            report = blend.prefill(prompt, plan(args)).report
+            leave_on_disk(blend, Path(args.cold_store))
+            if number:
+                timings, tiers = asdict(report.timings), sorted({str(chunk.tier) for chunk in report.chunks})
+                yield Cold(report.timings.ttft / 1e3, load_seconds(blend, report), timings, tiers)
+                sys.stderr.write(f"  disk {report.timings.ttft / 1e3:.3f} s\n")
 
 
-def disk_bound(method: str, run: Measured) -> float:
+def own_full(engine: Engine, model: Any, prompt: Prompt, ids: torch.Tensor) -> float:
+    """The engine's full prefill as a multiple of stock transformers' time, one of each."""
+    stock = stock_prefill(model, ids)[0]
+    return engine.prefill(prompt, Plan("full")).report.timings.ttft / 1e3 / stock
+
+
+def bound(engine: Engine, report: Report) -> float:
+    """The speed-up over full prefill if a row cost what its FLOPs cost there, whatever else is to be done."""
+    speed = PrefillSpeed(engine.decoder)
+    rows = speed.flops(report.recomputed_positions or ())
+    probe = (report.charged_ratio - report.selected_ratio) * report.cached * speed.flops([report.tokens - 1])
+    return speed.flops(range(report.tokens)) / (rows + probe)
+
+
+def disk_bound(method: str, warm: Warm, cold: Cold) -> float:
     """Seconds that the time to first token from disk should stay under."""
-    seconds = run.host.timings.ttft / 1e3
+    seconds = warm.report.timings.ttft / 1e3
     if method == "query":
-        seconds += max(0.0, run.load_s - run.host.timings.select / 1e3)
+        seconds += max(0.0, cold.load_s - warm.report.timings.select / 1e3)
     return 1.1 * seconds
 
 
 def main() -> None:
     """Measure, then print the table and the JSON line."""
     args = arguments()
-    runs, attention = measure(args)
-    full_s = [run.full_s for run in runs]
-    host_s, disk_s = [run.host.timings.ttft / 1e3 for run in runs], [run.disk.timings.ttft / 1e3 for run in runs]
-    for tier, reports in (("host", [run.host for run in runs]), ("disk", [run.disk for run in runs])):
-        tiers = {chunk.tier for report in reports for chunk in report.chunks}
+    if args.cold_store:
+        for cold in measure_cold(args):
+            print(json.dumps(asdict(cold)), flush=True)
+        return
+    warm, cold, attention = measure(args)
+    host_s, disk_s = [run.report.timings.ttft / 1e3 for run in warm], [run.ttft_s for run in cold]
+    full_s, bounds = (
+        [run.full_s for run in warm],
+        [disk_bound(args.method, *pair) for pair in zip(warm, cold, strict=True)],
+    )
+    served = {
+        "host": {str(c.tier) for run in warm for c in run.report.chunks},
+        "disk": {t for run in cold for t in run.tiers},
+    }
+    for tier, tiers in served.items():
         if tiers != {tier} and args.method not in ("full", "prefix"):
             raise SystemExit(f"chunks were served from {tiers} and not from {tier}: this measures something else")
     table = Table(title=f"TTFT, {args.model} {args.dtype}, {args.method} {args.ratio:g}, stock attention: {attention}")
-    for column in ("prompt", "tokens", "full s", "host s", "disk s", "× host", "× disk", "charged"):
+    for column in ("prompt", "tokens", "full s", "host s", "disk s", "× host", "× disk", "bound", "charged"):
         table.add_column(column, justify="right")
-    for i, (run, host, disk) in enumerate(zip(runs, host_s, disk_s, strict=True)):
-        row = (i, run.host.tokens, run.full_s, host, disk, run.full_s / host, run.full_s / disk, run.host.charged_ratio)
+    for i, (run, host, disk) in enumerate(zip(warm, host_s, disk_s, strict=True)):
+        ratios = (run.full_s / host, run.full_s / disk, run.bound, run.report.charged_ratio)
+        row = (i, run.report.tokens, run.full_s, host, disk, *ratios)
         table.add_row(*(str(v) if isinstance(v, int) else f"{v:.3f}" for v in row))
     Console(width=110).print(table)
-    bounds = [disk_bound(args.method, run) for run in runs]
     parts = ("queue", "lookup", "fetch", "rotate", "select", "recompute", "first_token")
     result = {
         "benchmark": "ttft",
         "model": args.model,
         "dtype": args.dtype,
         "method": args.method,
-        "prompts": len(runs),
+        "prompts": len(warm),
         "stock_attention": attention,
-        "tokens": median(run.host.tokens for run in runs),
+        "tokens": median(run.report.tokens for run in warm),
         "full_s": round(median(full_s), 4),
         "blend_host_s": round(median(host_s), 4),
         "blend_disk_s": round(median(disk_s), 4),
         "speedup_host": round(median(f / b for f, b in zip(full_s, host_s, strict=True)), 3),
         "speedup_disk": round(median(f / b for f, b in zip(full_s, disk_s, strict=True)), 3),
-        "load_s": round(median(run.load_s for run in runs), 4),
+        "bound": round(median(run.bound for run in warm), 3),
+        "of_bound": round(median(run.full_s / host / run.bound for run, host in zip(warm, host_s, strict=True)), 3),
+        "own_full": round(median(ratio for run in warm for ratio in run.own_full), 3) if args.own_full else None,
+        "load_s": round(median(run.load_s for run in cold), 4),
         "disk_bound_s": round(median(bounds), 4),
         "disk_within_bound": median(d / b for d, b in zip(disk_s, bounds, strict=True)) <= 1.0,
-        "requested_ratio": runs[0].host.requested_ratio,
-        "charged_ratio": round(median(run.host.charged_ratio for run in runs), 4),
-        "breakdown_ms": {p: round(median(getattr(run.host.timings, p) for run in runs), 1) for p in parts},
-        "breakdown_disk_ms": {p: round(median(getattr(run.disk.timings, p) for run in runs), 1) for p in parts},
+        "requested_ratio": warm[0].report.requested_ratio,
+        "charged_ratio": round(median(run.report.charged_ratio for run in warm), 4),
+        "breakdown_ms": {p: round(median(getattr(run.report.timings, p) for run in warm), 1) for p in parts},
+        "breakdown_disk_ms": {p: round(median(run.parts[p] for run in cold), 1) for p in parts},
         "machine": machine(),
     }
     print(json.dumps(result))

@@ -189,3 +189,41 @@ def _with_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sc
         folded, key[None], value[None], attn_mask=None if bias is None else bias[None, None], scale=scale
     )
     return out.reshape(heads, rows, dims), lse.reshape(heads, rows)
+
+
+def mass(
+    query: Tensor,
+    key: Tensor,
+    positions: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    visible: Tensor | None = None,
+) -> Tensor:
+    """The attention mass that rows put on every key, summed over heads and rows; computed in float32.
+
+    Arguments and result are those of :func:`blend.recompute.kernels.reference.mass`. Keys that no row of a block sees
+    are not read, and where neither a window nor ``visible`` hides others, only the last ones are masked.
+    """
+    kv_heads, length, dims = key.shape
+    total = torch.zeros(length, dtype=torch.float32, device=query.device)
+    for start in range(0, len(positions), MASKED_ROWS):
+        own = positions[start : start + MASKED_ROWS, None]
+        first, last = int(own[0]), int(own[-1])
+        low = 0 if window is None else max(0, first - window + 1)
+        rows = query[:, start : start + MASKED_ROWS].float().mul(scale if softcap is None else scale / softcap)
+        scores = rows.reshape(kv_heads, -1, dims) @ key[:, low : last + 1].float().transpose(1, 2)
+        if softcap is not None:
+            scores = scores.tanh_().mul_(softcap)
+        scores = scores.view(query.shape[0], len(own), -1)
+        begin = first + 1 if window is None and visible is None else low
+        keys = torch.arange(begin, last + 1, device=own.device)
+        seen = keys <= own
+        if window is not None:
+            seen &= keys > own - window
+        if visible is not None:
+            seen &= visible[begin : last + 1] | (keys == own)
+        scores[..., begin - low :].masked_fill_(~seen, float("-inf"))
+        total[low : last + 1] += scores.softmax(-1).flatten(0, 1).sum(0)
+    return total

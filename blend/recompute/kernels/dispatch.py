@@ -105,7 +105,7 @@ def kernels(device: torch.device, backend: Backend | None = None) -> Kernels:
     """The kernels for ``device``; by default ``triton`` on CUDA where Triton is installed, else ``torch``.
 
     Triton is imported here and nowhere else, and only for its own version. ``torch`` is the reference but for
-    attention, which is that of :mod:`blend.recompute.attention`.
+    attention and its mass, which are those of :mod:`blend.recompute.attention`.
 
     Raises:
         InvalidInput: ``backend`` is none of these, or Triton is asked for and not installed.
@@ -117,8 +117,9 @@ def kernels(device: torch.device, backend: Backend | None = None) -> Kernels:
         return _triton()
     if backend not in ("torch", "reference"):
         raise InvalidInput("backend", backend, "triton (where it is installed), torch, or reference")
-    attend = reference.attend if backend == "reference" else _attend
-    return Kernels(backend, reference.assemble, attend, reference.commit, reference.deviation, reference.mass)
+    own = backend == "torch"
+    attend, mass = (_attend, attention.mass) if own else (reference.attend, reference.mass)
+    return Kernels(backend, reference.assemble, attend, reference.commit, reference.deviation, mass)
 
 
 def kernels_for(canvas: Tensor, choice: Choice = "auto") -> Kernels:

@@ -70,8 +70,10 @@ class Query(Selector):
     def scores(self, blend: Blend) -> torch.Tensor:
         """Return the mass per token."""
         positions = self._rows(blend)
-        visible = torch.ones(blend.canvas.length, dtype=torch.bool, device=positions.device)
-        visible[blend.first_loaded : len(blend.missing)] = ~blend.missing[blend.first_loaded :]
+        visible = None
+        if blend.missing[blend.first_loaded :].any():
+            visible = torch.ones(blend.canvas.length, dtype=torch.bool, device=positions.device)
+            visible[blend.first_loaded : len(blend.missing)] = ~blend.missing[blend.first_loaded :]
         watch = _Watch(blend.question[0], blend.canvas.length, positions.device, blend.decoder.kernels.mass)
         run(
             blend.decoder,
