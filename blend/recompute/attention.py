@@ -208,22 +208,19 @@ def mass(
     """
     kv_heads, length, dims = key.shape
     total = torch.zeros(length, dtype=torch.float32, device=query.device)
-    for start in range(0, len(positions), MASKED_ROWS):
-        own = positions[start : start + MASKED_ROWS, None]
-        first, last = int(own[0]), int(own[-1])
-        low = 0 if window is None else max(0, first - window + 1)
-        rows = query[:, start : start + MASKED_ROWS].float().mul(scale if softcap is None else scale / softcap)
-        scores = rows.reshape(kv_heads, -1, dims) @ key[:, low : last + 1].float().transpose(1, 2)
+    reach = Reach(positions, window, visible)
+    for start in range(0, len(reach.at), MASKED_ROWS):
+        stop = min(start + MASKED_ROWS, len(reach.at))
+        first, end = reach.at[start], reach.at[stop - 1] + 1
+        low = 0 if reach.window is None else max(0, first - reach.window + 1)
+        rows = query[:, start:stop].float().mul(scale if softcap is None else scale / softcap)
+        scores = rows.reshape(kv_heads, -1, dims) @ key[:, low:end].float().transpose(1, 2)
         if softcap is not None:
             scores = scores.tanh_().mul_(softcap)
-        scores = scores.view(query.shape[0], len(own), -1)
-        begin = first + 1 if window is None and visible is None else low
-        keys = torch.arange(begin, last + 1, device=own.device)
-        seen = keys <= own
-        if window is not None:
-            seen &= keys > own - window
-        if visible is not None:
-            seen &= visible[begin : last + 1] | (keys == own)
-        scores[..., begin - low :].masked_fill_(~seen, float("-inf"))
-        total[low : last + 1] += scores.softmax(-1).flatten(0, 1).sum(0)
+        scores = scores.view(query.shape[0], stop - start, -1)
+        begin = first + 1 if reach.window is None and visible is None else low
+        seen = reach.mask(start, stop, begin, end)
+        if seen is not None:
+            scores[..., begin - low :].masked_fill_(~seen, float("-inf"))
+        total[low:end] += scores.softmax(-1).flatten(0, 1).sum(0)
     return total
