@@ -11,6 +11,7 @@ import torch
 
 from blend.errors import InvalidInput, InvalidPrompt, ObjectCorrupt, PromptTooLong, StoreError
 from blend.filling import Filling, Lost, Place
+from blend.helper import Helper
 from blend.model.decoder import Decoder
 from blend.recompute import passes
 from blend.recompute.planner import PrefillSpeed
@@ -68,6 +69,7 @@ class ChunkCache:
         self._speed = speed
         self._max_rows = max_rows
         self._generation = new_generation()
+        self._helper = Helper("placing")
         self._writes: dict[ObjectKey, _Write] = {}
         self._dtype = str(decoder.dtype).removeprefix("torch.")
 
@@ -168,6 +170,7 @@ class ChunkCache:
             self.decoder.rotations,
             self.decoder.dtype,
             self.decoder.kernels,
+            self._helper,
             last=len(ids) - 1,
             begun=begin,
         )
@@ -255,6 +258,10 @@ class ChunkCache:
     def disown(self, tag: str) -> None:
         """Do not answer any more for writes of a tenant or namespace that is being dropped."""
         self._writes = {key: write for key, write in self._writes.items() if not key.within(tag)}
+
+    def close(self) -> None:
+        """End the thread that takes part in placing chunks. Safe to call again."""
+        self._helper.close()
 
     def _neighbours(self, key: ObjectKey) -> tuple[str, ...]:
         """Return what a stored object was encoded behind; nothing where it is not there any more.

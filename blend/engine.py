@@ -396,6 +396,7 @@ class Engine:
         self._closed = True
         self._turns.close()
         self._misses.close()
+        self._chunks.close()
         self.store.close()
 
     def __enter__(self) -> Engine:

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from blend.errors import ResourceExhausted, StoreError
+from blend.helper import Helper
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.dispatch import Kernels
@@ -129,6 +130,7 @@ class Filling:
         rotations: one for each layer of the model.
         dtype: of the model's KV.
         kernels: what chunks are placed with.
+        helper: a thread that takes part in it.
         last: position of the prompt's last token, which is never taken from the store, for its logits are wanted.
         begun: when looking up began, a reading of :func:`time.perf_counter`.
     """
@@ -141,6 +143,7 @@ class Filling:
         rotations: Sequence[Rotation | None],
         dtype: torch.dtype,
         kernels: Kernels,
+        helper: Helper,
         last: int,
         begun: float,
     ) -> None:
@@ -152,6 +155,7 @@ class Filling:
         self._rotations = rotations
         self._dtype = dtype
         self._kernels = kernels
+        self._helper = helper
         self._last = last
         self._patient = store.policy.prefetch != "best_effort"
         tokens = sum(place.end - place.start for place in places if place.wanted is not None)
@@ -234,7 +238,7 @@ class Filling:
             Piece(place.start, min(place.end, self._last) - place.start, self._loads[source.wanted].header.position)
             for place, source in hits
         ]
-        assembly = Assembly(canvas, pieces, self._rotations, self._kernels)
+        assembly = Assembly(canvas, pieces, self._rotations, self._kernels, self._helper)
         loaded, sources = self._loaded, [source for _, source in hits]
 
         def fill(layer: int) -> None:

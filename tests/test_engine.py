@@ -13,6 +13,7 @@ import torch
 
 from blend import Answer, Chunk, Engine, EngineConfig, Plan, Prompt, StoreConfig, Text, Token
 from blend.errors import Closed, InvalidConfig, InvalidInput, InvalidPlan, InvalidPrompt, ModelError, PromptTooLong
+from blend.recompute.kernels import cpu
 from tests import tiny
 
 
@@ -217,11 +218,15 @@ def test_a_configuration_that_does_not_fit_the_weights_is_refused(tmp_path: Path
         tiny.engine(model, tmp_path / "store")
 
 
-def test_a_closed_engine_says_so(model: Path, tmp_path: Path) -> None:
+def test_a_closed_engine_says_so(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_SHARED_NBYTES", 0)  # so that a second thread places chunks
     before = set(threading.enumerate())
     engine = tiny.engine(model, tmp_path)
     stream = engine.stream(tiny.prompt(), plan=Plan("full"))
     next(iter(stream))
+    engine.precompute(tiny.chunks_of(tiny.prompt()))
+    engine.generate(tiny.prompt(), max_new_tokens=1, plan=Plan("reuse"))
+    assert "placing" in {thread.name for thread in threading.enumerate()}
     engine.close()
     engine.close()
     with pytest.raises(Closed):

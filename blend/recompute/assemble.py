@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from blend.errors import InvalidInput
+from blend.helper import Helper
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels import cpu
 from blend.recompute.kernels.dispatch import Kernels
@@ -45,10 +46,16 @@ class Assembly:
         pieces: one for each chunk.
         rotations: one for each layer, ``None`` for a layer that does not rotate (NoPE).
         kernels: what places chunks where the loop that is compiled for CPUs does not.
+        helper: a thread that takes part in that loop.
     """
 
     def __init__(
-        self, canvas: Canvas, pieces: Sequence[Piece], rotations: Sequence[Rotation | None], kernels: Kernels
+        self,
+        canvas: Canvas,
+        pieces: Sequence[Piece],
+        rotations: Sequence[Rotation | None],
+        kernels: Kernels,
+        helper: Helper | None = None,
     ) -> None:
         self.pieces = tuple(pieces)
         self._k, self._v = canvas.k, canvas.v  # not the canvas: it refers to what fills it
@@ -59,7 +66,8 @@ class Assembly:
         if kernels.backend != "torch" or not cpu.supports(canvas.k.dtype, canvas.k.device):
             self._placement = _Staged(canvas, self.pieces, kernels)
         else:
-            self._placement = cpu.Placement(canvas.k, canvas.v, [(piece.start, piece.tokens) for piece in self.pieces])
+            spans = [(piece.start, piece.tokens) for piece in self.pieces]
+            self._placement = cpu.Placement(canvas.k, canvas.v, spans, helper)
 
     def put(self, layer: int, kv: Sequence[Tensor]) -> None:
         """Write one layer of every chunk.

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from blend.errors import Closed, ObjectCorrupt, StoreError, TierUnavailable
+from blend.helper import Helper
 from blend.store.base import Tier, TierStats, Writer, check_nbytes, destination
 from blend.store.buffers import allocate
 from blend.store.directory import StoreDirectory
 from blend.store.diskfile import OpenFile, StoredFile, read_header, read_range
 from blend.store.diskspace import DiskSpace
 from blend.store.fileio import READ, FileIO, close, describe, write_all
-from blend.store.helper import Helper
 from blend.store.key import ObjectKey, check_content
 from blend.store.lease import TimedLease
 from blend.store.observed import ObservedLedger
@@ -345,23 +345,26 @@ class DiskLease(TimedLease):
         self._file: OpenFile | None = file
 
     def layers(self, first: int, count: int, into: memoryview | None = None) -> memoryview:
-        _, nbytes = self.header.layer_range(first, count)
+        offset, nbytes = self.header.layer_range(first, count)
         self._require_held()
         file = self._file
         if file is None:
             raise self._released()
         target = destination(into, nbytes) if into is not None else allocate(nbytes).data
         header, io = self.header, self._tier._io
-        reading = threading.Lock()
+        pieces = list(header.pieces(target, first, _PIECE_NBYTES))
+        # What was read last is in memory last. From the device in order, so that the system reads ahead.
+        cached = len(pieces) > 1 and io.cached(file.fd, offset + nbytes - 1)
+        reading: AbstractContextManager[object] = nullcontext() if cached else threading.Lock()
 
         def read(piece: tuple[int, memoryview]) -> None:
             layer, part = piece
-            with reading:  # in order, so that the system reads ahead
+            with reading:
                 read_range(io, file.fd, header.layer_range(layer)[0], part)
             header.verify(part, layer)
 
         try:
-            self._tier._helper.each(read, header.pieces(target, first, _PIECE_NBYTES))
+            self._tier._helper.each(read, pieces)
         except (ObjectCorrupt, OSError) as error:
             raise self._tier._read_error(file.held, error) from error
         return target.toreadonly()

@@ -13,6 +13,7 @@ _log = logging.getLogger(__name__)
 
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_CACHED = getattr(os, "RWF_NOWAIT", 0)
 LOCK_SECONDS = 30.0
 RECORD = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -52,6 +53,13 @@ class FileIO:
     def pread(self, fd: int, into: memoryview, offset: int) -> int:
         """Read from ``offset`` into a buffer; return how many bytes came, 0 at the end of the file."""
         return os.preadv(fd, [into], offset)
+
+    def cached(self, fd: int, offset: int) -> bool:
+        """Return whether the system has the byte at ``offset`` in memory; False where it does not say."""
+        try:
+            return bool(_CACHED) and os.preadv(fd, [bytearray(1)], offset, _CACHED) == 1
+        except OSError:
+            return False
 
     def advise(self, fd: int, offset: int, nbytes: int) -> None:
         """Have the system begin to read a range, where it can be told to."""

@@ -24,7 +24,7 @@ from blend.store.layout import Header
 from blend.store.loadlease import LoadingLease
 from blend.store.policy import Policy
 from blend.store.promotion import Gate
-from blend.store.worker import Allowance, Worker
+from blend.worker import Allowance, Worker
 
 _MAX_GROUPS = 256
 _STEP_NBYTES = 4 << 20

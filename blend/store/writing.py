@@ -17,7 +17,7 @@ from blend.store.layout import Header
 from blend.store.policy import Policy
 from blend.store.promotion import Gate, Gates, copy_object
 from blend.store.stored import StagedLease, Stored, WriteStats
-from blend.store.worker import Allowance, Worker
+from blend.worker import Allowance, Worker
 
 _log = logging.getLogger(__name__)
 _MAX_JOBS = 1024

@@ -8,8 +8,10 @@ import torch
 from torch.testing import assert_close
 
 from blend.errors import InvalidInput
+from blend.helper import Helper
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.canvas import Canvas
+from blend.recompute.kernels import cpu
 from blend.recompute.kernels.cpu import Placement, Tables
 from blend.recompute.kernels.dispatch import Kernels, kernels
 from blend.recompute.rope import Pairing, Rotation
@@ -51,6 +53,24 @@ def test_keys_turn_by_their_chunk_s_shift_and_values_stay(
             assert torch.equal(canvas.v[layer, :, span], values)
     assert not canvas.k[:, :, ~covered].any()
     assert not canvas.v[:, :, ~covered].any()
+
+
+@pytest.mark.parametrize("sizes", [(1,), (40, 1, 1), (1, 1, 40), (9, 9, 9, 9), ()], ids=str)
+def test_a_helper_changes_nothing(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_SHARED_NBYTES", 0)
+    torch.manual_seed(1)
+    chunks = [torch.randn(2, 3, size, 8) for size in sizes]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    pieces = [Piece(start, size, 500) for start, size in zip(starts, sizes, strict=True)]
+    alone, helped = (Canvas(2, 3, 50, 8, torch.float32, CPU) for _ in range(2))
+    helper = Helper("placing")
+    for canvas, taking in ((alone, None), (helped, helper)):
+        assembly = Assembly(canvas, pieces, [rotation(4), None], TORCH, taking)
+        for layer in range(2):
+            assembly.put(layer, chunks)
+    helper.close()
+    assert torch.equal(alone.k, helped.k)
+    assert torch.equal(alone.v, helped.v)
 
 
 def test_odd_values_keep_their_meaning() -> None:

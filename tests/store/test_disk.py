@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -203,6 +204,45 @@ def test_short_reads_and_writes_are_continued(tmp_path: Path) -> None:
         header, payload = make(1, tokens=1200)
         tier.put(header, payload)
         assert read(tier, header.key) == payload
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_only_what_is_in_memory_is_read_by_two_threads_at_once(tmp_path: Path, cached: bool) -> None:
+    class Watched(FaultyIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both = threading.Barrier(2)
+            self.reading = self.most = 0
+            self.offsets: list[int] = []
+
+        def cached(self, fd: int, offset: int) -> bool:
+            return cached
+
+        def pread(self, fd: int, into: memoryview, offset: int) -> int:
+            if len(into) < 1 << 20:  # the header
+                return super().pread(fd, into, offset)
+            self.offsets.append(offset)
+            self.reading += 1
+            self.most = max(self.most, self.reading)
+            if cached:
+                self.both.wait(30)  # passes only if both threads read
+            got = super().pread(fd, into, offset)
+            self.reading -= 1
+            return got
+
+    io = Watched()
+    with DiskTier(tmp_path, 1 << 26, fsync=False, io=io) as tier:
+        header, payload = make(1, tokens=2500, layers=4, head_dim=128)  # 4 pieces
+        tier.put(header, payload)
+        assert read(tier, header.key) == payload
+        assert len(io.offsets) == 4
+        assert cached or (io.most == 1 and io.offsets == sorted(io.offsets))
+        path = path_of(tmp_path, header)
+        raw = bytearray(path.read_bytes())
+        raw[-1] ^= 1
+        path.write_bytes(raw)
+        with pytest.raises(ObjectCorrupt, match="layer 3 fails its checksum"):
+            read(tier, header.key)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

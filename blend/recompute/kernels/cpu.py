@@ -19,9 +19,13 @@ from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from blend.errors import InvalidInput
+from blend.helper import Helper
 
 Array = npt.NDArray[np.float32 | np.uint16]
 """What numba works on. It has no bfloat16, and sees the bits of one."""
+
+_SHARED_NBYTES = 1 << 19
+"""Least of one layer, in bytes, that is worth waking another thread for."""
 
 _SEEN = {torch.float32: torch.float32, torch.bfloat16: torch.uint16}
 
@@ -42,12 +46,13 @@ class Placement:
     Args:
         k, v: the canvas, ``[L, KVH, N, D]``, contiguous, of a supported dtype.
         spans: for each chunk the position of its first token and how many tokens are placed.
+        helper: a thread that takes part of them.
 
     Raises:
         InvalidInput: they are not.
     """
 
-    def __init__(self, k: Tensor, v: Tensor, spans: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, k: Tensor, v: Tensor, spans: Sequence[tuple[int, int]], helper: Helper | None = None) -> None:
         for name, tensor in (("k", k), ("v", v)):
             if tensor.ndim != 4 or not tensor.is_contiguous() or not supports(tensor.dtype, tensor.device):
                 what = (tuple(tensor.shape), tensor.dtype, tensor.device)
@@ -60,6 +65,9 @@ class Placement:
         for number, (start, tokens) in enumerate(spans):
             if start < 0 or tokens < 0 or start + tokens > k.shape[2]:
                 raise InvalidInput(f"spans[{number}]", (start, tokens), f"within the canvas of {k.shape[2]} positions")
+        self._helper = helper
+        half = _half([tokens for _, tokens in spans])
+        self._parts = [slice(half), slice(half, None)]
 
     def place(self, layer: int, kv: Sequence[Tensor], tables: Tables) -> None:
         """Write one layer of every chunk: keys turned in float32 and rounded once, values as they are.
@@ -92,7 +100,20 @@ class Placement:
             entries.append((stored.data_ptr(), held))
         pieces[:, :2] = np.array(entries, np.int64).reshape(-1, 2)
         pieces[:, 4] = tables.turned
-        _place(*self._arrays, layer, pieces, tables.angles, tables.interleaved)
+
+        def part(which: slice) -> None:
+            _place(*self._arrays, layer, pieces[which], tables.angles[which], tables.interleaved)
+
+        if self._helper is None or sum(stored.nbytes for stored in kv) < _SHARED_NBYTES:
+            part(slice(None))
+        else:
+            self._helper.each(part, self._parts)
+
+
+def _half(sizes: Sequence[int]) -> int:
+    """Return how many of them come nearest to half of their sum."""
+    sums = np.cumsum([0, *sizes])
+    return int(np.abs(2 * sums - sums[-1]).argmin())
 
 
 @dataclass(frozen=True)

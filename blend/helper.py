@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from blend.store.worker import Worker
+from blend.worker import Worker
 
 _Piece = TypeVar("_Piece")
 _MAX_WAITING = 64
@@ -24,12 +24,15 @@ class Helper:
     def __init__(self, name: str) -> None:
         self._worker = Worker(name, _MAX_WAITING)
 
-    def each(self, work: Callable[[_Piece], object], pieces: Iterable[_Piece]) -> None:
+    def each(self, work: Callable[[_Piece], object], pieces: Sequence[_Piece]) -> None:
         """Call ``work`` once for each piece, in the caller's thread and in the other one where that is free.
 
         When it returns or raises, no call is under way. After a call has raised, no other begins, and its error is
         raised. Works without the other thread when that is closed.
         """
+        if len(pieces) == 1:
+            work(pieces[0])
+            return
         left = deque(pieces)
         errors: list[BaseException] = []
 

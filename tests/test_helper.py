@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from blend.store.helper import Helper
+from blend.helper import Helper
 
 
 @pytest.fixture
