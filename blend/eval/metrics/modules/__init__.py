@@ -1,0 +1,1 @@
+"""Metrics as modules for the library ``evaluate``: each directory is what ``evaluate.load`` takes."""
