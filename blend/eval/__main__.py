@@ -20,6 +20,7 @@ from blend.engine import Engine
 from blend.errors import BlendError, InvalidInput
 from blend.eval import datasets
 from blend.eval.fidelity import Fidelity, measure
+from blend.eval.names import unknown
 from blend.eval.stats import Estimate, bootstrap
 from blend.recompute.calibration import VERSION
 from blend.recompute.select import methods
@@ -66,7 +67,7 @@ def plans(names: str, ratios: str, *, capped: bool) -> list[Plan]:
     made = []
     for name in (n.strip() for n in names.split(",")):
         if name not in methods():
-            raise InvalidInput("methods", name, ", ".join(methods()))
+            raise unknown("methods", name, methods())
         if name in (*PLAIN_METHODS, "auto"):
             made.append(Plan(name))
         else:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from blend.config import RagConfig
 from blend.engine import Engine
 from blend.eval.datasets import Example
+from blend.eval.metrics import kl_rows, top1_rows
 from blend.rag.chunking import render_chunk
 from blend.rag.prompt import PromptBuilder
 from blend.types import Chunk, Plan, Prompt, Report
@@ -39,11 +38,6 @@ def build_prompt(engine: Engine, example: Example, rag: RagConfig | None = None)
     return builder.build(chunks, example.question)
 
 
-def kl_rows(full: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return KL(full ‖ other) ``[T]`` in nats from log-probabilities ``[T, V]`` each."""
-    return (full.exp() * (full - other)).sum(-1).clamp_min(0)
-
-
 def measure(
     engine: Engine, example: Example, plans: Sequence[Plan], *, max_new_tokens: int = 16, namespace: str = "evaluation"
 ) -> Iterator[Fidelity]:
@@ -58,5 +52,5 @@ def measure(
         blended = engine.prefill(prompt, plan, namespace=namespace, reserve=max_new_tokens)
         got = engine.continuation(blended, ids)
         kl = kl_rows(full, got)
-        agree = (full.argmax(-1) == got.argmax(-1)).float().mean()
+        agree = top1_rows(full, got).float().mean()
         yield Fidelity(example.id, plan, float(kl[0]), float(kl.mean()), float(agree), blended.report)

@@ -353,7 +353,7 @@ class DiskLease(TimedLease):
         target = destination(into, nbytes) if into is not None else allocate(nbytes).data
         header, io = self.header, self._tier._io
         pieces = list(header.pieces(target, first, _PIECE_NBYTES))
-        # What was read last is in memory last. From the device in order, so that the system reads ahead.
+        # With its last byte in memory the rest is likely there. From the device in order, for the system reads ahead.
         cached = len(pieces) > 1 and io.cached(file.fd, offset + nbytes - 1)
         reading: AbstractContextManager[object] = nullcontext() if cached else threading.Lock()
 

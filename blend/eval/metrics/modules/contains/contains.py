@@ -1,29 +1,10 @@
 """Whether answers contain a reference, whole words in SQuAD's normal form."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
-import evaluate
-
-from blend.eval.metrics.wrapping import info, mean
-
-_CITATION = """\
-@inproceedings{rajpurkar2016squad,
-  title = {{SQuAD}: 100,000+ Questions for Machine Comprehension of Text},
-  author = {Rajpurkar, Pranav and Zhang, Jian and Lopyrev, Konstantin and Liang, Percy},
-  booktitle = {Proceedings of EMNLP},
-  year = {2016},
-}
-"""
+from blend.eval.metrics import wrapping
 
 
-class Contains(evaluate.Metric):  # type: ignore[misc]  # the library has no types
+class Contains(wrapping.TextMetric):
     """Whether answers contain a reference, whole words in SQuAD's normal form."""
 
-    def _info(self) -> Any:
-        return info("contains", _CITATION)
-
-    def _compute(self, predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, float]:
-        return mean("contains", predictions, references)
+    metric = "contains"
+    citation_of = wrapping.SQUAD

@@ -1,29 +1,10 @@
 """SQuAD exact match of answers."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
-import evaluate
-
-from blend.eval.metrics.wrapping import info, mean
-
-_CITATION = """\
-@inproceedings{rajpurkar2016squad,
-  title = {{SQuAD}: 100,000+ Questions for Machine Comprehension of Text},
-  author = {Rajpurkar, Pranav and Zhang, Jian and Lopyrev, Konstantin and Liang, Percy},
-  booktitle = {Proceedings of EMNLP},
-  year = {2016},
-}
-"""
+from blend.eval.metrics import wrapping
 
 
-class SquadEm(evaluate.Metric):  # type: ignore[misc]  # the library has no types
+class SquadEm(wrapping.TextMetric):
     """SQuAD exact match of answers."""
 
-    def _info(self) -> Any:
-        return info("squad_em", _CITATION)
-
-    def _compute(self, predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, float]:
-        return mean("squad_em", predictions, references)
+    metric = "squad_em"
+    citation_of = wrapping.SQUAD
