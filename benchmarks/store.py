@@ -41,6 +41,7 @@ from rich.table import Table
 
 from blend import Chunk, Engine, EngineConfig, StoreConfig
 from blend.config import GiB, MiB
+from blend.helper import Helper
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.dispatch import kernels
@@ -144,13 +145,13 @@ def host(shape: str, figures: Figures, rounds: int) -> None:
     rotation = Rotation(10_000.0 ** -torch.arange(0, 1, 2 / head_dim), "half")
     nbytes = sum(header.payload_nbytes for header, _ in made)
     target = np.asarray(used(nbytes))
-    with HostTier(2 * nbytes + 64 * MiB) as tier:
+    with contextlib.closing(Helper("placing")) as helper, HostTier(2 * nbytes + 64 * MiB) as tier:
         for header, payload in made:
             tier.put(header, payload)
 
         def fill() -> None:
             pieces = [Piece(n * TOKENS, TOKENS, 1) for n in range(CHUNKS)]
-            assembly = Assembly(canvas, pieces, [rotation] * layers, kernels(canvas.k.device))
+            assembly = Assembly(canvas, pieces, [rotation] * layers, kernels(canvas.k.device), helper)
             with contextlib.ExitStack() as stack:
                 leases = [stack.enter_context(lease_of(tier, header)) for header, _ in made]
                 whole = [torch.frombuffer(lease.payload(), dtype=torch.bfloat16) for lease in leases]

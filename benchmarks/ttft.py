@@ -9,7 +9,8 @@
 attention on this machine), then blend with every chunk in the host tier. Afterwards a new process, whose host tier is
 empty, reads the same chunks from disk, their pages dropped from the page cache before each prompt; it has answered one
 prompt before, for memory costs more when it is used for the first time. All times count from the prompt's token ids to
-the first token, selection and fetch included.
+the first token, selection and fetch included. ``--threads`` is torch's; blend's store reads and places with one thread
+more.
 
 ``bound`` is how many times as fast as full prefill the request would be if every row cost what its FLOPs cost there:
 rows that must be computed, selected ones and those of the method's probe. ``--own-full`` compares the engine's own full
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -93,6 +95,16 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--method {args.method} takes no ratio; a sweep needs one that selects")
     if args.sweep and len(args.tokens) * len(args.ratios) < 5:
         parser.error("--tokens and --ratios make fewer than 5 cells, too few for a fit")
+    if args.sweep and (len(args.tokens) < 2 or len(args.ratios) < 2):
+        parser.error("--tokens and --ratios: two or more of each, or there is nothing to grow with")
+    for share in (args.ratio, *args.ratios):
+        if not 0 <= share <= 1:
+            parser.error(f"--ratio and --ratios: {share:g} is not from 0 to 1")
+    if args.plot.suffix != ".png":
+        parser.error(f"--plot {args.plot}: a name that ends in .png")
+    for flag, path in (("--plot", args.plot if args.sweep else None), ("--trace", args.trace)):
+        if path is not None and not os.access(path.parent, os.W_OK):
+            parser.error(f"{flag} {path}: a file in a directory that can be written to")
     if args.trace and not args.profile:
         parser.error("--trace is for --profile")
     if args.passages is not None and args.passages < 1:

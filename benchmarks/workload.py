@@ -33,7 +33,7 @@ def plan(method: str, ratio: float) -> Plan:
 def prompts(engine: Engine, data: Path, count: int, passages: int | None) -> list[Prompt]:
     """Prompts of the first ``count`` questions: each of so many passages (all) a chunk, tokenized on its own."""
     builder, made = _builder(engine), []
-    for row in json.loads(data.read_text("utf-8"))[:count]:
+    for row in _rows(data)[:count]:
         texts = [render_chunk(c.get("title") or "", c["text"]) for c in row["ctxs"][:passages]]
         made.append(builder.build([Chunk(engine.tokenize(t)) for t in texts], row["question"]))
     return made
@@ -45,7 +45,7 @@ def sized_prompts(engine: Engine, data: Path, lengths: Sequence[int]) -> list[Pr
     Its passages are those of many questions, none of them twice, in the same order for every length; the last one is
     cut.
     """
-    rows = json.loads(data.read_text("utf-8"))
+    rows = _rows(data)
     builder, question = _builder(engine), rows[0]["question"]
     around = len(builder.build([], question))
     if min(lengths) <= around:
@@ -60,6 +60,13 @@ def sized_prompts(engine: Engine, data: Path, lengths: Sequence[int]) -> list[Pr
         chunks.append(Chunk(engine.tokenize(text)))
         missing -= len(chunks[-1])
     return [builder.build(_cut(chunks, length - around), question) for length in lengths]
+
+
+def _rows(data: Path) -> list[dict[str, Any]]:
+    rows = json.loads(data.read_text("utf-8"))
+    if not isinstance(rows, list) or not rows:
+        raise SystemExit(f"{data} holds no list of questions")
+    return rows
 
 
 def _builder(engine: Engine) -> PromptBuilder:

@@ -48,14 +48,15 @@ class Helper:
                     errors.append(error)
 
         part = _Part(drain)
-        helped = len(left) > 1 and self._worker.submit(part.run)
         try:
+            if left:
+                self._worker.submit(part.run)
             drain()
         finally:  # whatever interrupts it
-            if helped:
-                part.end()
+            part.end()
         if errors:
-            error = errors[0]
+            # An interrupt, whichever came first: whoever handles errors of the work would take it for one.
+            error = next((error for error in errors if not isinstance(error, Exception)), errors[0])
             try:
                 raise error
             finally:
@@ -80,6 +81,16 @@ class _Part:
                 self._drain()
 
     def end(self) -> None:
-        """Wait for the part that has begun; let none begin."""
-        with self._lock:
-            self._drain = None
+        """Wait for the part that has begun; let none begin. What interrupts that is raised when it has ended."""
+        interrupts: list[BaseException] = []
+        while self._drain is not None:
+            try:
+                with self._lock:
+                    self._drain = None
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupts.append(error)
+        if interrupts:
+            try:
+                raise interrupts[0]
+            finally:
+                interrupts.clear()

@@ -354,6 +354,13 @@ def test_fresh_rows_are_all_that_was_computed(method: str, probes: int, engine: 
     [
         (["--sweep", "--method", "reuse"], "takes no ratio"),
         (["--sweep", "--tokens", "100", "--ratios", "0,1"], "fewer than 5 cells"),
+        (["--sweep", "--tokens", "100", "--ratios", "0,0.1,0.2,0.3,1"], "two or more of each"),
+        (["--sweep", "--tokens", "1,2,3,4,5", "--ratios", "0.15"], "two or more of each"),
+        (["--ratio", "1.5"], "1.5 is not from 0 to 1"),
+        (["--ratios", "0,nan"], "nan is not from 0 to 1"),
+        (["--sweep", "--plot", "missing/x.png"], "can be written to"),
+        (["--sweep", "--plot", "x.svg"], "ends in .png"),
+        (["--profile", "--trace", "missing/x.json"], "can be written to"),
         (["--sweep", "--profile"], "not allowed with"),
         (["--trace", "x.json"], "--trace is for --profile"),
         (["--method", "guess"], "one of auto, full"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -120,4 +121,40 @@ def test_an_interrupted_caller_leaves_nothing_under_way(helper: Helper) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         helper.each(work, range(50))
+    assert under_way == [0]
+
+
+def test_an_interrupt_is_raised_even_if_the_other_thread_failed_first(helper: Helper) -> None:
+    failed = threading.Event()
+
+    def work(piece: int) -> None:
+        if threading.current_thread().name == "helper":
+            failed.set()
+            raise OSError("device")
+        failed.wait(30)
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        helper.each(work, range(2))
+
+
+def test_an_interrupt_while_the_other_thread_is_waited_for_waits_for_it(helper: Helper) -> None:
+    """As a signal does: it ends the wait for the lock, and is raised there."""
+    inside, under_way = threading.Event(), [0]
+    caller = threading.get_ident()
+
+    def work(piece: int) -> None:
+        if threading.current_thread().name == "helper":
+            under_way[0] += 1
+            inside.set()
+            time.sleep(0.1)
+            signal.pthread_kill(caller, signal.SIGINT)
+            time.sleep(0.3)
+            under_way[0] -= 1
+        else:
+            inside.wait(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        helper.each(work, range(2))
     assert under_way == [0]

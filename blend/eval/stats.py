@@ -91,7 +91,9 @@ def paired(
     left, right = _finite("a", a), _finite("b", b)
     if len(left) != len(right):
         raise InvalidInput("b", f"{len(right)} values", f"as many as a has ({len(left)})")
-    sums, counts = _by_cluster(left - right, clusters)
+    with np.errstate(over="ignore"):  # refused below
+        differences = left - right
+    sums, counts = _by_cluster(_finite("a - b", differences), clusters)
     return Paired(_interval(sums, counts, samples, seed), _sign_flip(sums, seed))
 
 
@@ -134,8 +136,11 @@ def noise(difference: Estimate) -> bool:
     return difference.count < FEWEST or difference.low <= 0 <= difference.high
 
 
-def _finite(name: str, values: Sequence[float]) -> Floats:
-    data = np.asarray(values, dtype=np.float64)
+def _finite(name: str, values: Sequence[float] | Floats) -> Floats:
+    try:
+        data = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(name, str(error), "finite numbers") from error
     if data.ndim != 1 or not len(data):
         raise InvalidInput(name, "none" if not data.size else f"{data.ndim} dimensions", "one number or more")
     wrong = np.flatnonzero(~np.isfinite(data))
@@ -162,6 +167,8 @@ def _interval(sums: Floats, counts: Floats, samples: int, seed: int) -> Estimate
     if seed < 0:
         raise InvalidInput("seed", seed, "0 or more")
     clusters = len(sums)
+    if not math.isfinite(clusters * float(np.abs(sums).max())):  # what the worst draw sums to
+        raise InvalidInput("values", "a sum beyond a float's range", "numbers whose sum is finite")
 
     def draw(random: np.random.Generator, size: int) -> Floats:
         picks = random.integers(0, clusters, (size, clusters))

@@ -353,9 +353,7 @@ class DiskLease(TimedLease):
         target = destination(into, nbytes) if into is not None else allocate(nbytes).data
         header, io = self.header, self._tier._io
         pieces = list(header.pieces(target, first, _PIECE_NBYTES))
-        # With its last byte in memory the rest is likely there. From the device in order, for the system reads ahead.
-        cached = len(pieces) > 1 and io.cached(file.fd, offset + nbytes - 1)
-        reading: AbstractContextManager[object] = nullcontext() if cached else threading.Lock()
+        reading: AbstractContextManager[object] = threading.Lock()  # in order, so that the system reads ahead
 
         def read(piece: tuple[int, memoryview]) -> None:
             layer, part = piece
@@ -364,6 +362,8 @@ class DiskLease(TimedLease):
             header.verify(part, layer)
 
         try:
+            if len(pieces) > 1 and io.cached(file.fd, offset + nbytes - 1):
+                reading = nullcontext()  # with its last byte in memory, the rest is likely there
             self._tier._helper.each(read, pieces)
         except (ObjectCorrupt, OSError) as error:
             raise self._tier._read_error(file.held, error) from error

@@ -20,7 +20,7 @@ from blend.eval.metrics.text import normalize
 
 ROOT = Path(__file__).parents[2]
 TEXT = ("squad_f1", "squad_em", "token_f1", "rouge_l", "contains")
-MODEL = ("first_kl", "answer_kl", "top1", "identical", "attention_error")
+MODEL = ("first_kl", "answer_kl", "top1", "identical")
 
 # The sums: an answer, its references, and squad_f1, squad_em, token_f1, rouge_l, contains. SQuAD's normal form drops
 # punctuation before articles; Rouge's words are runs of a-z and 0-9, articles among them.
@@ -90,7 +90,7 @@ def test_f1_does_not_mind_which_is_which(left: str, right: str) -> None:
         assert text_scores(left, [right], [name])[name] == pytest.approx(text_scores(right, [left], [name])[name])
 
 
-@pytest.mark.parametrize("references", [[], (), "Rome"])
+@pytest.mark.parametrize("references", [[], (), "Rome", b"Rome", iter(()), [None]])
 def test_references_are_a_list_of_at_least_one(references: object) -> None:
     with pytest.raises(InvalidInput, match="references"):
         text_scores("Rome", references, ["squad_f1"])  # type: ignore[arg-type]
@@ -109,11 +109,22 @@ def test_the_registry_names_all_metrics_and_which_way_they_point() -> None:
     assert {name for name, metric in METRICS.items() if metric.better == "lower"} == {
         "first_kl",
         "answer_kl",
-        "attention_error",
     }
     for name, metric in METRICS.items():
         assert metric.name == name and metric.title and metric.description.endswith(".")
     assert {METRICS[name].unit for name in TEXT} == {""} and METRICS["first_kl"].unit == "nats"
+
+
+def test_references_may_be_read_once_and_an_answer_is_a_text() -> None:
+    assert text_scores("Rome", iter(["Rome"]), ["squad_f1", "squad_em"]) == {"squad_f1": 1, "squad_em": 1}  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="answer"):
+        text_scores(None, ["Rome"], ["squad_f1"])  # type: ignore[arg-type]
+
+
+def test_what_full_prefill_rules_out_adds_nothing_to_the_kl() -> None:
+    full = torch.tensor([[0.5, 0.5, 0.0]]).log()
+    assert kl_rows(full, full).tolist() == [0]
+    assert kl_rows(full, torch.tensor([[0.25, 0.25, 0.5]]).log()).tolist() == pytest.approx([math.log(2)])
 
 
 def test_kl_by_hand() -> None:

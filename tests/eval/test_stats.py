@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,3 +217,14 @@ def test_noise_is_an_interval_that_holds_zero() -> None:
     assert noise(Estimate(0.1, -0.1, 0.3, 20)) and noise(Estimate(0.1, 0.0, 0.2, 20))
     assert not noise(Estimate(0.1, 0.05, 0.2, 20)) and not noise(Estimate(-0.1, -0.2, -0.05, 20))
     assert noise(Estimate(0.1, 0.05, 0.2, 5)), "five questions cannot tell"
+
+
+@pytest.mark.parametrize("values", [["a"], [[1.0], [1.0, 2.0]], [10**400], [1e308] * 3])
+def test_what_has_no_finite_sum_is_refused(values: list[Any]) -> None:
+    with pytest.raises(InvalidInput, match="values"):
+        bootstrap(values)
+
+
+def test_a_difference_beyond_a_floats_range_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="a - b"):
+        paired([1e308, 1], [-1e308, 2])

@@ -12,8 +12,9 @@ from blend.errors import InvalidInput
 
 
 def kl_rows(full: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return KL(full ‖ other) ``[T]`` in nats from log-probabilities ``[T, V]`` each."""
-    return (full.exp() * (full - other)).sum(-1).clamp_min(0)
+    """Return KL(full ‖ other) ``[T]`` in nats from log-probabilities ``[T, V]`` each, which may be minus infinity."""
+    surprise = (full - other).masked_fill(full == -math.inf, 0)  # what full rules out adds nothing
+    return (full.exp() * surprise).sum(-1).clamp_min(0)
 
 
 def top1_rows(full: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

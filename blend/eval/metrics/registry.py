@@ -105,14 +105,6 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
                 "",
                 "1 where the method's own greedy answer is full prefill's, token for token, else 0.",
             ),
-            Metric(
-                "attention_error",
-                "Attention error",
-                "lower",
-                "relative",
-                "Distance of attention's output from full prefill's at the answer's rows, over the latter's norm, mean "
-                "over layers.",
-            ),
         )
     }
 )
@@ -143,15 +135,18 @@ def text_scores(
     Raises:
         InvalidInput: an unknown name (the message has the nearest), no references, or a package that is missing.
     """
-    if isinstance(references, str) or not references:
-        raise InvalidInput("references", references, "a list with one answer or more")
+    if not isinstance(answer, str):
+        raise InvalidInput("answer", answer, "a text")
+    accepted = () if isinstance(references, (str, bytes)) else tuple(references)
+    if not accepted or not all(isinstance(reference, str) for reference in accepted):
+        raise InvalidInput("references", references, "a list with one answer or more, each a text")
     scores = {}
     for name in names:
         score = _function(name)
         if name == "token_f1":
-            scores[name] = max(text.token_f1(answer, reference, tokenizer) for reference in references)
+            scores[name] = max(text.token_f1(answer, reference, tokenizer) for reference in accepted)
         else:
-            scores[name] = max(score(answer, reference) for reference in references)
+            scores[name] = max(score(answer, reference) for reference in accepted)
     return scores
 
 

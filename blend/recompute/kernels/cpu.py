@@ -65,9 +65,9 @@ class Placement:
         for number, (start, tokens) in enumerate(spans):
             if start < 0 or tokens < 0 or start + tokens > k.shape[2]:
                 raise InvalidInput(f"spans[{number}]", (start, tokens), f"within the canvas of {k.shape[2]} positions")
-        self._helper = helper
         half = _half([tokens for _, tokens in spans])
         self._parts = [slice(half), slice(half, None)]
+        self._helper = helper if 0 < half < len(spans) else None
 
     def place(self, layer: int, kv: Sequence[Tensor], tables: Tables) -> None:
         """Write one layer of every chunk: keys turned in float32 and rounded once, values as they are.
@@ -101,7 +101,7 @@ class Placement:
         pieces[:, :2] = np.array(entries, np.int64).reshape(-1, 2)
         pieces[:, 4] = tables.turned
 
-        def part(which: slice) -> None:
+        def part(which: slice, held: Sequence[Tensor] = kv) -> None:  # whoever runs it holds what it reads by address
             _place(*self._arrays, layer, pieces[which], tables.angles[which], tables.interleaved)
 
         if self._helper is None or sum(stored.nbytes for stored in kv) < _SHARED_NBYTES:
