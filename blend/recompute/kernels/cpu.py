@@ -24,8 +24,9 @@ from blend.helper import Helper
 Array = npt.NDArray[np.float32 | np.uint16]
 """What numba works on. It has no bfloat16, and sees the bits of one."""
 
-_SHARED_NBYTES = 1 << 19
-"""Least of one layer, in bytes, that is worth waking another thread for."""
+_SHARED_NBYTES = 1 << 22
+"""Least of one layer, in bytes, that is worth waking another thread for. Two threads were no faster than one with 2 MB, and
+1.4 times as fast with 10 MB."""
 
 _SEEN = {torch.float32: torch.float32, torch.bfloat16: torch.uint16}
 
