@@ -25,8 +25,8 @@ Array = npt.NDArray[np.float32 | np.uint16]
 """What numba works on. It has no bfloat16, and sees the bits of one."""
 
 _SHARED_NBYTES = 1 << 22
-"""Least of one layer, in bytes, that is worth waking another thread for. Two threads were no faster than one with 2 MB, and
-1.4 times as fast with 10 MB."""
+"""Least of one layer, in bytes, that is worth waking another thread for. With 2 MB two threads were no faster than one,
+with 10 MB 1.4 times as fast."""
 
 _SEEN = {torch.float32: torch.float32, torch.bfloat16: torch.uint16}
 
