@@ -4,12 +4,15 @@ The heads that share a KV head are folded into the rows, ``[KVH, G*R, D]`` again
 are never repeated. Rows go in blocks; a block's keys end at its last row's position and begin where its first
 row's window does, so scattered rows cost little more than what they see.
 
-In float32 on a CPU, where arithmetic is what costs, a block reads the keys that all of its rows see without a mask, and
-the few behind them in smaller blocks under one; both are put together by their log-sum-exps. Where 16-bit matrix units
-make arithmetic cheap, the second pass would cost more than the masks.
+On a CPU without 16-bit matrix units, where arithmetic is what costs, a block reads the keys that all of its rows see
+without a mask, and the few behind them in smaller blocks under one; both are put together by their log-sum-exps. That
+is done in float32, to which many 16-bit rows, and the keys that they read, are converted first. Where such units make
+arithmetic cheap, the second pass would cost more than the masks.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -22,6 +25,9 @@ BLOCK_ROWS = 192
 
 MERGED_ROWS, MASKED_ROWS = 256, 64
 """Rows of a block whose two parts are merged, and of the blocks that its masked part goes in."""
+
+CONVERTED_ROWS = 128
+"""16-bit rows from which on converting them and their keys costs less than it saves."""
 
 KEPT_BYTES = 64 * 2**20
 """Masks up to this size in all are kept from layer to layer: making them anew costs an eighth of attention."""
@@ -86,8 +92,11 @@ class Reach:
 
     def merges(self, query: Tensor) -> bool:
         """Whether these rows' attention is made of a part without masks and one with them."""
-        plain = self.window is None and self.visible is None and not self.causal
-        return plain and len(self.at) > 1 and query.dtype == torch.float32 and query.device.type == "cpu"
+        if self.window is not None or self.visible is not None or self.causal or query.device.type != "cpu":
+            return False
+        if query.dtype == torch.float32:
+            return len(self.at) > 1
+        return len(self.at) >= CONVERTED_ROWS and not _matrix_units()
 
     def mask(self, start: int, stop: int, low: int, high: int) -> Tensor | None:
         """``[stop - start, high - low]`` bool, True where a row reads a key; ``None`` where all do."""
@@ -101,6 +110,12 @@ class Reach:
         if self.visible is not None:
             mask &= self.visible[low:high] | (keys == own)
         return mask
+
+
+@cache
+def _matrix_units() -> bool:
+    """Whether this CPU multiplies 16-bit matrices by instructions made for whole tiles of them."""
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def attend(
@@ -129,7 +144,8 @@ def attend(
             query[None], key[None, :, :rows], value[None, :, :rows], is_causal=True, scale=scale, enable_gqa=True
         )[0]
     if softcap is None and reach.merges(query):
-        return _merged(query, key, value, reach, scale)
+        key, value = key[:, : reach.at[-1] + 1], value[:, : reach.at[-1] + 1]
+        return _merged(query.float(), key.float(), value.float(), reach, scale).to(query.dtype)
     out = query.new_empty(rows, heads, dims).transpose(0, 1)
     group = heads // kv_heads
     precision = query.dtype if softcap is None else torch.float32

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blend.errors import InvalidInput
 from blend.recompute import attention
-from blend.recompute.attention import BLOCK_ROWS, MASKED_ROWS, MERGED_ROWS, Reach
+from blend.recompute.attention import BLOCK_ROWS, CONVERTED_ROWS, MASKED_ROWS, MERGED_ROWS, Reach
 
 HEADS = [(3, 3), (6, 2), (8, 1)]
 """Query heads and KV heads: groups of 1, 3 and 8."""
@@ -108,8 +108,13 @@ def test_equals_the_naive_sum_for_any_rows(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_half_precision_rounds_only(dtype: torch.dtype, softcap: float | None) -> None:
-    query, key, value, positions = some(6, 2, 41, 97, 16)
+@pytest.mark.parametrize("rows", [41, CONVERTED_ROWS + 5])
+@pytest.mark.parametrize("units", [False, True])
+def test_half_precision_rounds_only(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, softcap: float | None, rows: int, units: bool
+) -> None:
+    monkeypatch.setattr(attention, "_matrix_units", lambda: units)
+    query, key, value, positions = some(6, 2, rows, 2 * rows + 15, 16)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     out = attend(query, key, value, positions, scale=0.25, softcap=softcap)
     assert out.dtype == dtype
