@@ -77,7 +77,7 @@ def plans(names: str, ratios: str, *, capped: bool) -> list[Plan]:
 
 def collect(args: argparse.Namespace, wanted: Sequence[Plan]) -> list[list[Fidelity]]:
     """Measure every plan on every example; returns one list a plan."""
-    examples = datasets.load(args.dataset, passages=args.passages, limit=args.limit, seed=args.seed)
+    examples = datasets.load(args.dataset, passages=args.passages, limit=args.limit, seed=args.seed).examples
     found: list[list[Fidelity]] = [[] for _ in wanted]
     # In memory alone: what is measured must not push a user's own chunks out of their store.
     store = StoreConfig(disk_bytes=0)

@@ -23,7 +23,7 @@ def test_query_loses_at_most_0_6_of_what_deviation_loses(
     store = StoreConfig(host_bytes=1 << 30, disk_bytes=0, directory=tmp_path)
     found: list[list] = [[], []]  # type: ignore[type-arg]
     with Engine(EngineConfig(recompute_misses=False, store=store)) as engine:
-        for example in datasets.load(str(xquad), passages=8, limit=20):
+        for example in datasets.load(str(xquad), passages=8, limit=20).examples:
             for kept, result in zip(found, measure(engine, example, plans), strict=True):
                 kept.append(result)
     deviation, query = (summary(results) for results in found)
