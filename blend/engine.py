@@ -12,7 +12,7 @@ import torch
 from blend.admission import Admission
 from blend.chunks import ChunkCache
 from blend.config import EngineConfig
-from blend.errors import Closed, InvalidInput, InvalidPrompt
+from blend.errors import Closed, InvalidInput, InvalidPlan, InvalidPrompt
 from blend.misses import Misses
 from blend.model import source, support
 from blend.model.decoder import Decoder
@@ -20,6 +20,7 @@ from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Detokenizer
 from blend.pipeline import Pipeline, Request, at_first_token
 from blend.recompute import assemble, calibration, planner
+from blend.recompute.prefill import Repair
 from blend.scheduler import Turns
 from blend.stats import Counters, EngineStats, NamespaceStats, tenant_stats
 from blend.store import LAYOUT_VERSION, Dropped, Stored, open_store
@@ -297,12 +298,23 @@ class Engine:
         reserve: int = 0,
         compare_full: bool = False,
         positions: bool = False,
+        repair: Repair | None = None,
     ) -> Prefill:
         """Prefill a prompt and return the last position's logits, the canvas and the report.
 
-        ``reserve`` adds room for that many further tokens to the canvas. Other arguments as for :meth:`stream`.
+        Args:
+            reserve: room on the canvas for that many further tokens.
+            repair: a method that is none of the engine's, for evaluation. It is given what ``reuse`` would leave as
+                it is, so that is what the plan has to name.
+
+        Other arguments and the errors are those of :meth:`stream`.
         """
-        state = self._pipeline.prefill(self._admit(prompt, plan, namespace, reserve), positions)
+        request = self._admit(prompt, plan, namespace, reserve)
+        if repair is not None:
+            if request.plan.method != "reuse":
+                raise InvalidPlan("method", request.plan.method, "reuse, where a repair is given")
+            request = replace(request, repair=repair)
+        state = self._pipeline.prefill(request, positions)
         report = at_first_token(state.report, state.request)
         self._finished(state.request, report)
         if compare_full:

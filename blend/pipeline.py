@@ -15,6 +15,7 @@ from blend.model.decoder import Decoder, Rows
 from blend.recompute import passes, planner, prefill
 from blend.recompute.calibration import Calibration
 from blend.recompute.canvas import Canvas
+from blend.recompute.prefill import Repair
 from blend.recompute.select import Blend, selector
 from blend.reporting import build_report
 from blend.scheduler import Turns
@@ -26,13 +27,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """A validated request. ``capacity`` is the canvas's length, ``arrived`` the clock reading that TTFT counts from."""
+    """A validated request.
+
+    ``capacity`` is the canvas's length, ``arrived`` the clock reading that TTFT counts from. ``repair`` is run in the
+    place of the plan's method, over the chunks that the plan loads.
+    """
 
     prompt: Prompt
     plan: Plan
     namespace: str
     capacity: int
     arrived: float
+    repair: Repair | None = None
 
 
 @dataclass(eq=False)
@@ -81,6 +87,8 @@ class Pipeline:
         """
         lost: dict[ObjectKey, str] = {}
         decision = planner.decide(request.plan, self._calibration)
+        if request.repair is not None:
+            decision = replace(decision, method=request.repair.name, ratio=request.repair.ratio)
         while True:
             begin = perf_counter()
             try:
@@ -94,6 +102,7 @@ class Pipeline:
     def _attempt(self, request: Request, decision: planner.Decision, positions: bool, lost: Lost) -> State:
         prompt, layers = request.prompt, self.decoder.layers
         which = _which(decision.method)
+        repair = None if decision.method == "full" else request.repair
         with self._chunks.find(prompt, request.namespace, request.plan.variant, which, lost) as filling:
             filling.wait(whole=self._turns.waiting > 0)  # with others about, as little as may be is left to the turn
             with self._turns.turn() as queue_ms:
@@ -101,7 +110,7 @@ class Pipeline:
                 token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
                 loaded = filling.settle()
                 blend = self._describe(prompt, canvas, token_ids, loaded)
-                chooser = selector(decision.method)
+                chooser = selector(decision.method) if repair is None else None
                 probe = 0 if chooser is None else chooser.probe_cost(blend)
                 mandatory = len(prompt) - blend.cached
                 decision = planner.settle(
@@ -114,7 +123,10 @@ class Pipeline:
                 else:
                     filling.onto(canvas)
                 budget = decision.budget(layers, blend.cached)
-                outcome = prefill.blended(blend, chooser, budget)
+                if repair is None:
+                    outcome = prefill.blended(blend, None if chooser is None else chooser.select, budget)
+                else:
+                    outcome = repair(blend, budget)
                 self._speed.saw(self._speed.flops(outcome.rows.tolist()), outcome.recompute_ms)
         report = build_report(
             decision,

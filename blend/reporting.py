@@ -63,7 +63,8 @@ def _warnings(
         if not calibrated:
             found.append("this model has no calibration: its loss against full prefill is unknown")
         wanted = Budget(budget.layers, budget.cached, budget.ratio).rows(probe=0)
-        if wanted and len(outcome.selection.positions) == 0 and bool(blend.candidates.any()):
+        none = wanted and len(outcome.selection.positions) == 0 and bool(blend.candidates.any())
+        if none and decision.max_charged is not None:
             found.append(
                 f"max_charged={decision.max_charged:g} leaves nothing to select: chunks were reused as they are"
             )

@@ -19,7 +19,7 @@ PLAIN_METHODS = ("full", "prefix", "reuse")
 """Methods that select nothing: no cache, the exact prefix alone, or every chunk as it is."""
 
 METHODS = ("auto", *PLAIN_METHODS, "random", "head", "deviation", "query")
-"""Every method that ships, ``auto`` first. Evaluation may register more selectors."""
+"""Every method of the engine, ``auto`` first. Evaluation has more, which no plan may name."""
 
 Variant = Literal["plain", "conditioned", "best"]
 Outcome = Literal["hit", "miss", "failed", "unused"]

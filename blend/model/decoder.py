@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from blend.model.rotary import PROBE_TOKENS, find_rotations
 from blend.model.rows import LayerAttention, Observer, Rows, StopForward
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.batch import Batch
-from blend.recompute.kernels.dispatch import Choice, kernels_for
+from blend.recompute.kernels.dispatch import Choice, Kernels, kernels_for
 from blend.recompute.kernels.memory import Canvases
 
 __all__ = ["ATTENTION", "FAULTS", "Decoder", "LayerAttention", "Observer", "Rows", "StopForward"]
@@ -106,6 +107,12 @@ class Decoder:
     def new_canvas(self, length: int) -> Canvas:
         """A canvas of zeros for ``length`` positions of this model."""
         return Canvas(self.layers, self.kv_heads, length, self.head_dim, self.dtype, self.device)
+
+    def with_kernels(self, kernels: Kernels) -> Decoder:
+        """Return a decoder of the same model that computes with other kernels; this one stays as it is."""
+        other = copy(self)
+        other.kernels = kernels
+        return other
 
     def forward(self, batch: Sequence[Rows], keep: Literal["last", "all"] = "last") -> Tensor | None:
         """Computes all rows of ``batch``, writing their K and V into their canvases.

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeAlias
 
 import torch
 
 from blend.recompute import passes
 from blend.recompute.budget import Budget
-from blend.recompute.select.base import Blend, Selection, Selector
+from blend.recompute.select.base import Blend, Selection
+
+Choose: TypeAlias = Callable[[Blend, Budget], Selection]
+"""What selects: :meth:`blend.recompute.select.Selector.select`, or another function of its kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +33,31 @@ class Outcome:
     recompute_ms: float
 
 
-def blended(blend: Blend, selector: Selector | None, budget: Budget) -> Outcome:
+class Repair(ABC):
+    """A way from chunks as they were stored to a prefilled prompt that is none of the engine's methods.
+
+    Evaluation compares the methods with such. ``name`` is the report's mode, ``ratio`` what it says was requested.
+    """
+
+    name: str
+    ratio: float
+
+    @abstractmethod
+    def __call__(self, blend: Blend, budget: Budget) -> Outcome:
+        """Prefill the prompt; afterwards the canvas holds KV for all of its positions.
+
+        The report charges the outcome's selection, so its positions are those of cached tokens alone.
+        """
+
+
+def blended(blend: Blend, choose: Choose | None, budget: Budget) -> Outcome:
     """Select, then compute misses, plain text and the selected tokens.
 
-    ``selector=None`` selects nothing. Rows that the selector's probe left final are not run again.
+    ``choose=None`` selects nothing. Rows that the choice's probe left final are not run again.
     """
-    clock = _Clock(blend)
+    clock = Clock(blend)
     none = Selection(torch.zeros(0, dtype=torch.int64, device=blend.token_ids.device))
-    selection = none if selector is None else selector.select(blend, budget)
+    selection = none if choose is None else choose(blend, budget)
     select_ms = clock.lap()
     wanted = blend.text | blend.missing
     wanted[selection.positions] = True
@@ -44,7 +67,7 @@ def blended(blend: Blend, selector: Selector | None, budget: Budget) -> Outcome:
     return Outcome(logits, selection, rows, select_ms, clock.lap())
 
 
-class _Clock:
+class Clock:
     """Milliseconds from lap to lap, without what filling the canvas took."""
 
     def __init__(self, blend: Blend) -> None:
@@ -56,5 +79,6 @@ class _Clock:
         return perf_counter() * 1e3 - self._blend.canvas.fill_ms
 
     def lap(self) -> float:
+        """Return the milliseconds since the last lap, or since the clock was made."""
         before, self._last = self._last, self._now()
         return self._last - before

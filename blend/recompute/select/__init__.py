@@ -1,4 +1,4 @@
-"""Selectors by name. ``register`` lets evaluation add its own."""
+"""Selectors by name."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ from blend.recompute.select.query import Query
 from blend.types import PLAIN_METHODS
 
 _SELECTORS: dict[str, Selector] = {s.name: s for s in (Random(), Head(), Deviation(), Query())}
-
-
-def register(selector: Selector) -> None:
-    """Add a selector under its name; a name that is taken is refused.
-
-    Raises:
-        InvalidPlan: the name is in use.
-    """
-    if selector.name in methods():
-        raise InvalidPlan("method", selector.name, f"a name other than {', '.join(methods())}")
-    _SELECTORS[selector.name] = selector
 
 
 def methods() -> tuple[str, ...]:
@@ -42,4 +31,4 @@ def selector(method: str) -> Selector | None:
         raise InvalidPlan("method", method, ", ".join(methods())) from None
 
 
-__all__ = ["Blend", "Selection", "Selector", "methods", "register", "selector"]
+__all__ = ["Blend", "Selection", "Selector", "methods", "selector"]

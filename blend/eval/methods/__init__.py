@@ -1,0 +1,9 @@
+"""Methods by name: the engine's own, and those that only evaluation has, for what they say about the others."""
+
+from __future__ import annotations
+
+from blend.eval.methods.oracle import Oracle, Reference
+from blend.eval.methods.released import Released
+from blend.eval.methods.running import BASELINES, closed_book, names, prefill
+
+__all__ = ["BASELINES", "Oracle", "Reference", "Released", "closed_book", "names", "prefill"]
