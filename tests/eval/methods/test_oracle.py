@@ -34,7 +34,7 @@ def test_it_beats_chance_at_the_same_number_of_rows(engine: Engine) -> None:
         known = reference(engine, prompt)
         for method, values in found.items():
             values.append(answer_kl(engine, prompt, method, known))
-    assert sum(found["oracle"]) < 0.8 * sum(found["random"])
+    assert sum(found["oracle"]) < 0.9 * sum(found["random"])
 
 
 def test_ratio_one_is_full_prefill_and_tries_nothing(engine: Engine, prompt: Prompt) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from blend_server import convert
-from blend_server.proto.blend.v1 import blend_pb2 as pb
 
 from blend import Engine, Plan, Prompt, Text
 from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
 from blend.eval.methods import BASELINES, Reference, Released, closed_book, names, prefill
 from blend.recompute.select import methods
+from blend_server import convert
+from blend_server.proto.blend.v1 import blend_pb2 as pb
 from tests import tiny
 
 WHERE = "evaluation"
