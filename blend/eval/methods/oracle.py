@@ -46,8 +46,8 @@ class Oracle(Repair):
     prefill's, so this is a guide to what choosing can do and no bound.
 
     With C candidates this takes up to ``rounds × C / block`` trials, each a pass of the plain text behind the first
-    loaded chunk and of the answer, and a second canvas: minutes a question for a small model on a CPU. As many rounds
-    as there are blocks to choose make the choice fully greedy.
+    loaded chunk and of the answer, and a second canvas: minutes a question for a small model on a CPU. One round ranks
+    blocks by what each does alone; as many rounds as there are blocks to choose make the choice fully greedy.
 
     The charge counts all of that: the full prefill, and the rows of every trial in every layer. It is far above 1.
 
@@ -71,8 +71,8 @@ class Oracle(Repair):
         log_probs: Tensor,
         ratio: float,
         *,
-        block: int = 16,
-        rounds: int = 4,
+        block: int = 4,
+        rounds: int = 1,
         progress: Progress | None = None,
     ) -> None:
         for what, number in (("block", block), ("rounds", rounds)):

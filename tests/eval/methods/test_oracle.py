@@ -65,6 +65,18 @@ def test_it_chooses_as_many_rows_as_any_method_and_charges_every_trial(engine: E
     assert report.charged_ratio == pytest.approx(1 + (rows + report.selected) / report.cached)
 
 
+def test_several_rounds_choose_as_many_rows_with_more_trials(engine: Engine, prompt: Prompt) -> None:
+    known, trials = reference(engine, prompt), []
+    full = engine.continuation(known.prefill, known.answer_ids)
+    for rounds in (1, 3):
+        seen: list[int] = []
+        oracle = Oracle(known, full, 0.4, block=8, rounds=rounds, progress=lambda done, _, seen=seen: seen.append(done))
+        got = engine.prefill(prompt, Plan("reuse"), namespace=WHERE, repair=oracle)
+        assert got.report.selected == 52  # 0.4 of 129, rounded up
+        trials.append(len(seen))
+    assert trials[0] < trials[1] <= 3 * trials[0]
+
+
 def test_the_same_rows_come_again(engine: Engine, prompt: Prompt) -> None:
     known = reference(engine, prompt)
     first, second = (
