@@ -18,6 +18,7 @@ import torch
 
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.dispatch import Kernels, kernels
+from blend.recompute.kernels.fit import shape
 from blend.recompute.kernels.launch import Launch, collected
 from blend.recompute.kernels.memory import Canvases, Memory, Pages
 from blend.recompute.kernels.stored import Stored, Turns
@@ -153,8 +154,6 @@ def _stored_so(case: Mapping[str, Any]) -> bool:
 
 def _another_tile(case: Mapping[str, Any]) -> bool:
     """Whether ``pairs`` makes for another tile of attention than fewer do."""
-    from blend.recompute.kernels.attend import shape
-
     if not _fits(case):
         return False
     fewer = [count for count in PLANS["attend"][0]["pairs"] if count < case["pairs"]]

@@ -4,9 +4,9 @@
     python benchmarks/kernels.py               # needs one; without it says so and ends
 
 ``--compile`` lets every wrapper launch its kernels on small tensors, collects the launches instead of running them,
-and builds each for sm_80, sm_90 and sm_100 with the assembler that comes with Triton: every tile that a wrapper
-chooses at every head dimension, in 16 and 32 bits, on every architecture, and over these a cover of all pairs of the
-other properties (kernel_cases.py). It reports registers, shared memory and spills as the assembler states them.
+and builds each for sm_80, sm_90, sm_100 and sm_120 with the assembler that comes with Triton: every tile that a
+wrapper chooses at every head dimension, in 16 and 32 bits, on every architecture, and over these a cover of all pairs
+of the other properties (kernel_cases.py). It reports registers, shared memory and spills as the assembler states them.
 Without it each kernel is timed on shapes of an 8B model at 32K tokens, against the copy bandwidth or the matrix rate
 that the same run measures. Prints a table, then one JSON line.
 
@@ -38,7 +38,7 @@ from blend.recompute.kernels.memory import Canvases
 from blend.recompute.kernels.stored import Stored, Turns
 from blend.recompute.rope import Rotation
 
-ARCHITECTURES = (80, 90, 100)
+ARCHITECTURES = (80, 90, 100, 120)
 
 
 @dataclass(frozen=True)

@@ -327,8 +327,9 @@ class EngineConfig:
         model: ``smollm2-135m`` (embedded default), a directory in transformers format, or a hub id.
         device: ``auto`` (CUDA where there is one), ``cpu`` or ``cuda``.
         dtype: ``auto`` (bfloat16 where the device computes in it, else float32), or a name.
-        kernels: what attention and the selectors' sums run on: ``auto`` (Triton on CUDA where it is installed, else
-            torch), ``torch``, ``triton``, or ``reference`` (short and slow: what the others are held against).
+        kernels: what attention and the selectors' sums run on: ``auto`` (Triton on CUDA where it is installed and the
+            GPU has room for it, else torch), ``torch``, ``triton``, or ``reference`` (short and slow: what the others
+            are held against).
         sink: the tokens that every chunk is encoded behind and that are dropped afterwards: ``bos`` (the
             tokenizer's BOS, or its template's first token) or token ids; an empty tuple means none.
         max_rows: most rows of one forward pass; longer prefills run in slices of this size.

@@ -21,6 +21,7 @@ from blend.model.tokenizer import Detokenizer
 from blend.pipeline import Pipeline, Request, at_first_token
 from blend.recompute import assemble, calibration, planner
 from blend.recompute.prefill import Repair
+from blend.recompute.scratch import Scratch, Shapes
 from blend.scheduler import Turns
 from blend.stats import Counters, EngineStats, NamespaceStats, tenant_stats
 from blend.store import LAYOUT_VERSION, Dropped, Stored, open_store
@@ -81,7 +82,8 @@ class Engine:
         self._pipeline = Pipeline(
             self.decoder, self._chunks, self.calibration, self._speed, self._turns, self.config.max_rows
         )
-        self._admission = Admission(self.decoder, self._chunks, self.calibration)
+        scratch = Scratch(Shapes.of(self.decoder), self.config.max_rows)
+        self._admission = Admission(self.decoder, self._chunks, self.calibration, scratch)
         self._misses = Misses(self._turns, self._chunks.key, self._encode)
         self._closed = False
 
@@ -260,7 +262,7 @@ class Engine:
             arrived: reading of :func:`time.perf_counter` that TTFT counts from; ``None`` is now.
 
         Raises:
-            InvalidPlan, InvalidPrompt, PromptTooLong: at once, before anything runs.
+            InvalidPlan, InvalidPrompt, PromptTooLong, ResourceExhausted: at once, before anything runs.
             Closed: the engine was closed.
         """
         if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
@@ -384,6 +386,7 @@ class Engine:
             model_fingerprint=self.model_fingerprint,
             device=str(d.device),
             dtype=str(d.dtype).removeprefix("torch."),
+            kernels=d.kernels.backend,
             layers=d.layers,
             kv_bytes_per_token=2 * d.layers * d.kv_heads * d.head_dim * d.dtype.itemsize,
             max_positions=d.max_positions,
@@ -391,6 +394,7 @@ class Engine:
             waiting=self._turns.waiting,
             counters=self._counters.snapshot(),
             background=self._misses.counts(),
+            scratch=self._admission.scratch(),
             tiers=self.store.tier_stats(),
             loads=self.store.load_stats(),
             writes=self.store.write_stats(),

@@ -76,13 +76,32 @@ class NamespaceStats:
 
 
 @dataclass(frozen=True)
+class ScratchStats:
+    """What prefills take of the device's memory at most, in bytes.
+
+    ``planned_bytes`` is for a prompt as long as the model's context with nothing of it stored, ``parts`` what that is
+    made of (:class:`~blend.recompute.scratch.Need`); ``largest_bytes`` the most that a request has been admitted
+    with, 0 before the first; ``available_bytes`` what the device has to spare now, ``None`` where that is not known.
+    """
+
+    planned_bytes: int
+    parts: Mapping[str, int]
+    largest_bytes: int
+    available_bytes: int | None
+
+
+@dataclass(frozen=True)
 class EngineStats:
-    """The model's identity and shape, counters since start, and the state of tiers, loads, writes and tenants."""
+    """The model's identity and shape, counters since start, and the state of memory, tiers, loads, writes, tenants.
+
+    ``kernels`` is the version that runs: ``triton``, ``torch`` or ``reference``.
+    """
 
     model: str
     model_fingerprint: str
     device: str
     dtype: str
+    kernels: str
     layers: int
     kv_bytes_per_token: int
     max_positions: int
@@ -90,6 +109,7 @@ class EngineStats:
     waiting: int
     counters: dict[str, Any]
     background: dict[str, int]
+    scratch: ScratchStats
     tiers: tuple[TierStats, ...]
     loads: LoadStats
     writes: WriteStats

@@ -6,6 +6,7 @@ Triton's is run in its interpreter by ``test_triton.py``, with the same checks.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from blend import EngineConfig
 from blend.errors import InvalidConfig, InvalidInput
 from blend.model.decoder import Decoder, Rows
+from blend.recompute.kernels import dispatch
 from blend.recompute.kernels.dispatch import kernels_for
 from tests import tiny
 from tests.models import VOCABULARY, build
@@ -49,8 +51,24 @@ def test_a_cpu_gets_torch_unless_another_version_is_asked_for() -> None:
         kernels_for(canvas(), "numba")  # type: ignore[arg-type]
 
 
-def test_cuda_gets_triton_for_heads_that_it_takes() -> None:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """Have CUDA devices be of that compute capability, with that many KiB of shared memory a block."""
+
+    def be(capability: tuple[int, int], shared: int) -> None:
+        monkeypatch.setattr(dispatch, "_gpu", lambda device: (capability, shared * 1024))
+        dispatch.kernels.cache_clear()
+
+    yield be
+    dispatch.kernels.cache_clear()
+
+
+Gpu = Callable[[tuple[int, int], int], None]
+
+
+def test_cuda_gets_triton_for_heads_that_it_takes(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
     need_triton()
+    gpu((9, 0), 227)
     with FakeTensorMode():
         assert kernels_for(canvas(device="cuda")).backend == "triton"
         assert kernels_for(canvas(device="cuda"), "torch").backend == "torch"
@@ -58,6 +76,25 @@ def test_cuda_gets_triton_for_heads_that_it_takes() -> None:
         assert kernels_for(canvas(dims=512, device="cuda")).backend == "torch"
         with pytest.raises(InvalidInput, match="multiple of 8 up to 256"):
             kernels_for(canvas(dims=100, device="cuda"), "triton")
+    assert [record.getMessage() for record in caplog.records if "not on Triton" in record.getMessage()] == [
+        f"the kernels run on torch, not on Triton: canvas: got (2, 2, 1, {dims}); allowed: 4 dimensions, the last a "
+        "multiple of 8 up to 256"
+        for dims in (100, 512)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared", "why"), [((7, 5), 64, "capability 7.5"), ((9, 0), 99, "101376 bytes")]
+)
+def test_a_gpu_that_triton_does_not_fit_gets_torch_and_the_log_says_why(
+    capability: tuple[int, int], shared: int, why: str, gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    need_triton()
+    gpu(capability, shared)
+    with FakeTensorMode():
+        assert kernels_for(canvas(device="cuda")).backend == "torch"
+        assert kernels_for(canvas(device="cuda"), "triton").backend == "triton"
+    assert [why in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="here Triton's interpreter runs everything")

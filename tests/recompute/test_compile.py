@@ -17,8 +17,11 @@ from typing import Any
 
 import pytest
 
+from blend.recompute.kernels import fit
+from blend.recompute.kernels.fit import Shape, shape
+
 ROOT = Path(__file__).resolve().parents[2]
-ARCHITECTURES = (80, 90, 100)
+ARCHITECTURES = (80, 90, 100, 120)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 COMMAND = [sys.executable, "benchmarks/kernels.py", "--compile"]
 
@@ -54,8 +57,6 @@ def test_every_two_properties_of_a_kernel_meet(kernel: str, cases: ModuleType) -
 
 
 def test_every_tile_that_attention_may_choose_is_built(cases: ModuleType) -> None:
-    from blend.recompute.kernels.attend import shape
-
     built = set()
     for case in cases.cases(ARCHITECTURES, ["attend"]):
         constants = case.launches()[0].constants
@@ -94,7 +95,7 @@ def test_what_must_not_be_shipped_is_told(
 ) -> None:
     case = narrow(cases)
     attend = importlib.import_module("blend.recompute.kernels.attend")
-    monkeypatch.setattr(attend, "shape", lambda *of: attend.Shape(*tile))
+    monkeypatch.setattr(attend, "shape", lambda *of: Shape(*tile))
     assert re.search(said, builds.build(builds.Build(case, 0, "_attend")).fault, re.DOTALL)
 
 
@@ -115,6 +116,8 @@ def test_all_that_is_shipped_builds_without_spilling() -> None:
     assert (summary["failed"], summary["spilling"], summary["faults"]) == (0, 0, [])
     for architecture in ARCHITECTURES:
         assert 0 < summary["most_registers"][f"sm_{architecture}"] <= 255
+        room = fit.LARGE_TILES if fit.large(architecture) else fit.SMALL_TILES
+        assert 0 < summary["most_shared"][f"sm_{architecture}"] <= room
     for function in ("_attend", "_merge", "_weigh", "_collect", "_assemble", "_commit", "_deviation"):
         assert function in run.stdout
 
@@ -136,12 +139,12 @@ def test_an_interrupt_leaves_a_partial_report() -> None:
         command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:
         assert run.stderr is not None
-        assert " of 60 built" in run.stderr.readline()
+        assert " of 80 built" in run.stderr.readline()
         run.send_signal(signal.SIGINT)
         out, error = run.communicate()
     assert run.returncode == 130
     assert "Traceback" not in error
     summary = json.loads(out.splitlines()[-1])
     assert summary["interrupted"]
-    assert 0 < summary["built"] < summary["planned"] == 60
+    assert 0 < summary["built"] < summary["planned"] == 80
     assert "_deviation" in out

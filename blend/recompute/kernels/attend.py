@@ -14,7 +14,7 @@ kernel merges them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -24,35 +24,11 @@ from torch import Tensor
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.checks import aligned, check_attend, padded, scaling
 from blend.recompute.kernels.device import LOWEST, bend, multiply, origin, places, readable
+from blend.recompute.kernels.fit import shape
 from blend.recompute.kernels.launch import architecture, launch
 from blend.recompute.kernels.memory import Memory
 
 MERGE_ROWS = 16
-
-
-class Shape(NamedTuple):
-    """Pairs and keys of a tile, warps of a program, and stages of the pipeline that loads keys and values."""
-
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
-
-
-def shape(head_dim: int, dtype: torch.dtype, pairs: int, architecture: int) -> Shape:
-    """The tile for ``pairs`` (row, head of group) pairs of the largest request, such that no registers spill."""
-    wide = padded(head_dim)
-    if dtype == torch.float32:
-        return Shape(16, 32 if wide <= 128 else 16, 4 if wide <= 64 else 8, 1)
-    if pairs <= 16:
-        return Shape(16, 64 if wide <= 128 else 32, 4, 3 if wide == 128 else 2)
-    if wide > 128:
-        return Shape(64, 32, 8, 2)
-    if pairs <= 64:
-        return Shape(64, 64 if wide <= 64 else 32, 4, 3)
-    if wide <= 64:
-        return Shape(128, 64, 8, 3)
-    return Shape(128, 64, 8, 3) if architecture >= 90 else Shape(128, 32, 8, 2)
 
 
 @triton.jit

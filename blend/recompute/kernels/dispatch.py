@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from blend.errors import InvalidInput
 from blend.recompute import attention
-from blend.recompute.kernels import reference
+from blend.recompute.kernels import fit, reference
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.checks import check_numbers
 from blend.recompute.kernels.memory import Memory
 from blend.recompute.kernels.stored import Stored, Turns
+
+_log = logging.getLogger(__name__)
 
 Backend = Literal["triton", "torch", "reference"]
 Choice = Literal["auto", "triton", "torch", "reference"]
@@ -102,17 +105,21 @@ class Kernels:
 
 @cache
 def kernels(device: torch.device, backend: Backend | None = None) -> Kernels:
-    """The kernels for ``device``; by default ``triton`` on CUDA where Triton is installed, else ``torch``.
+    """The kernels for ``device``; by default ``triton`` on a CUDA device that it fits, else ``torch``.
 
-    Triton is imported here and nowhere else, and only for its own version. ``torch`` is the reference but for
-    attention and its mass, which are those of :mod:`blend.recompute.attention`.
+    Why a CUDA device gets ``torch`` by default is logged. Triton is imported here and nowhere else, and only for its
+    own version. ``torch`` is the reference but for attention and its mass, which are those of
+    :mod:`blend.recompute.attention`.
 
     Raises:
         InvalidInput: ``backend`` is none of these, or Triton is asked for and not installed.
     """
     present = importlib.util.find_spec("triton") is not None
     if backend is None:
-        backend = "triton" if device.type == "cuda" and present else "torch"
+        backend = "torch"
+        if device.type == "cuda":
+            against = fit.unfit(*_gpu(device)) if present else "it is not installed"
+            backend = "torch" if _passed_over(against) else "triton"
     if backend == "triton" and present:
         return _triton()
     if backend not in ("torch", "reference"):
@@ -139,11 +146,26 @@ def kernels_for(canvas: Tensor, choice: Choice = "auto") -> Kernels:
         raise InvalidInput("kernels", f"triton on {canvas.device}", allowed)
     try:
         check_numbers("canvas", canvas, 4)
-    except InvalidInput:
-        if choice == "auto":
+    except InvalidInput as error:
+        if choice == "auto" and _passed_over(str(error)):
             return kernels(canvas.device, "torch")
         raise
     return found
+
+
+def _passed_over(reason: str) -> bool:
+    """Whether there is a reason not to run Triton's version by default; logs it."""
+    if reason:
+        _log.warning("the kernels run on torch, not on Triton: %s", reason)
+    return bool(reason)
+
+
+def _gpu(device: torch.device) -> tuple[tuple[int, int], int]:
+    """A GPU's compute capability, and the bytes of shared memory that a block may have there."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    # torch names what a kernel may ask for on NVIDIA's devices only.
+    shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return (properties.major, properties.minor), shared
 
 
 def _interpreted() -> bool:
