@@ -32,6 +32,9 @@ CONVERTED_ROWS = 128
 KEPT_BYTES = 64 * 2**20
 """Masks up to this size in all are kept from layer to layer: making them anew costs an eighth of attention."""
 
+SCORED_BYTES = 64 * 2**20
+"""Scores in float32 that attention mass is summed from at a time, so that long prompts do not take more memory."""
+
 
 class Reach:
     """Which keys each row reads. The same for every layer of one window, so made once a pass.
@@ -207,6 +210,11 @@ def _with_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sc
     return out.reshape(heads, rows, dims), lse.reshape(heads, rows)
 
 
+def mass_rows(heads: int, length: int) -> int:
+    """Rows that :func:`mass` scores at a time against ``length`` keys."""
+    return max(1, min(MASKED_ROWS, SCORED_BYTES // (4 * heads * length)))
+
+
 def mass(
     query: Tensor,
     key: Tensor,
@@ -225,8 +233,9 @@ def mass(
     kv_heads, length, dims = key.shape
     total = torch.zeros(length, dtype=torch.float32, device=query.device)
     reach = Reach(positions, window, visible)
-    for start in range(0, len(reach.at), MASKED_ROWS):
-        stop = min(start + MASKED_ROWS, len(reach.at))
+    block = mass_rows(len(query), length)
+    for start in range(0, len(reach.at), block):
+        stop = min(start + block, len(reach.at))
         first, end = reach.at[start], reach.at[stop - 1] + 1
         low = 0 if reach.window is None else max(0, first - reach.window + 1)
         rows = query[:, start:stop].float().mul(scale if softcap is None else scale / softcap)

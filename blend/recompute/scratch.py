@@ -14,7 +14,7 @@ import torch
 
 from blend.model.decoder import Decoder
 from blend.model.wide import computes_in
-from blend.recompute.attention import BLOCK_ROWS, KEPT_BYTES, MASKED_ROWS
+from blend.recompute.attention import BLOCK_ROWS, KEPT_BYTES, MERGED_ROWS, mass_rows
 from blend.recompute.kernels import cpu
 from blend.recompute.kernels.batch import WAVES
 from blend.recompute.kernels.dispatch import Backend
@@ -40,8 +40,9 @@ class Need:
         canvas: KV of all layers and positions.
         prompt: token ids, positions and masks over them.
         activations: of one slice of rows in one layer.
-        attention: masks, scores and partial results of one layer's attention.
-        probe: what a selector's sums take beside it.
+        masks: what attention keeps of them from layer to layer.
+        attention: scores, partial results and the like of one layer's attention.
+        probe: how much more than that a selector's sums take, which are made at another time.
         staging: one layer of stored chunks on their way to the canvas.
         logits: of the last position.
     """
@@ -49,6 +50,7 @@ class Need:
     canvas: int
     prompt: int
     activations: int
+    masks: int
     attention: int
     probe: int
     staging: int
@@ -72,13 +74,15 @@ class Shapes:
         layers, heads, kv_heads, head_dim: L, H, KVH and D.
         hidden, intermediate: numbers of a row between layers, and within the widest part of one, all experts that a
             row goes through taken together.
+        experts: how many experts a row goes through, 1 where there are none.
         vocabulary: V.
         dtype: of weights and canvases.
         backend: of the kernels.
         windows: how many kinds of attention layers there are, each with masks of its own.
         softcap: whether attention bends its scores, and hence holds them.
         widened: whether linear layers convert rows and weights to float32.
-        staged: whether stored chunks are copied to a device before they are placed.
+        staged: whether stored chunks are copied before they are placed.
+        gpu: whether it runs on one.
         processors: multiprocessors of a GPU; 1 elsewhere.
     """
 
@@ -90,19 +94,26 @@ class Shapes:
     intermediate: int
     vocabulary: int
     dtype: torch.dtype
+    experts: int = 1
     backend: Backend = "torch"
     windows: int = 1
     softcap: bool = False
     widened: bool = False
     staged: bool = False
+    gpu: bool = False
     processors: int = 1
 
     @classmethod
     def of(cls, decoder: Decoder) -> Shapes:
         """Those of a decoder."""
         config: Any = decoder.model.config.get_text_config(decoder=True)
-        hidden: int = config.hidden_size
-        experts = getattr(config, "num_experts_per_tok", None) or 1
+
+        def of(name: str) -> int:
+            return getattr(config, name, None) or 0
+
+        dense, experts = of("intermediate_size") or 4 * config.hidden_size, of("num_experts_per_tok") or 1
+        expert = of("moe_intermediate_size") or dense
+        shared = expert * (of("num_shared_experts") or of("n_shared_experts"))
         device, backend = decoder.device, decoder.kernels.backend
         gpu = device.type == "cuda"
         return cls(
@@ -110,8 +121,9 @@ class Shapes:
             heads=decoder.heads,
             kv_heads=decoder.kv_heads,
             head_dim=decoder.head_dim,
-            hidden=hidden,
-            intermediate=(getattr(config, "intermediate_size", None) or 4 * hidden) * experts,
+            hidden=config.hidden_size,
+            intermediate=max(dense, experts * expert, shared, of("shared_expert_intermediate_size")),
+            experts=experts,
             vocabulary=decoder.vocab_size,
             dtype=decoder.dtype,
             backend=backend,
@@ -119,6 +131,7 @@ class Shapes:
             softcap=getattr(config, "attn_logit_softcapping", None) is not None,
             widened=not gpu and not computes_in(decoder.dtype, device),
             staged=backend != "torch" or not cpu.supports(decoder.dtype, device),
+            gpu=gpu,
             processors=torch.cuda.get_device_properties(device).multi_processor_count if gpu else 1,
         )
 
@@ -143,12 +156,14 @@ class Scratch:
         shapes, slice_ = self._shapes, min(tokens if rows is None else rows, self._max_rows)
         size = shapes.dtype.itemsize
         layer = 2 * shapes.kv_heads * tokens * shapes.head_dim
+        masks, attention = self._attention(tokens, slice_)
         return Need(
             canvas=shapes.layers * layer * size,
             prompt=tokens * _PER_TOKEN,
             activations=self._activations(slice_),
-            attention=self._attention(tokens, slice_),
-            probe=self._probe(tokens, slice_),
+            masks=masks,
+            attention=attention,
+            probe=max(0, self._probe(tokens, slice_) - attention),
             staging=self._staging(layer),
             logits=shapes.vocabulary * (size + _SINGLE),
         )
@@ -158,7 +173,9 @@ class Scratch:
         s, size = self._shapes, self._shapes.dtype.itemsize
         query, key = s.heads * s.head_dim, s.kv_heads * s.head_dim
         attention = (2 * s.hidden + 5 * query + 4 * key) * size
-        mlp = 3 * (s.hidden + s.intermediate) * size
+        mlp = (3 * s.hidden + 4 * s.intermediate) * size  # both halves of a gated one in one tensor, or two
+        if s.experts > 1:
+            mlp += 2 * s.experts * s.hidden * size
         norm = 2 * s.hidden * size + 3 * s.hidden * _SINGLE
         weights = 0
         if s.widened:
@@ -167,32 +184,39 @@ class Scratch:
             weights = s.hidden * widest * _SINGLE
         return rows * max(attention, mlp, norm) + weights
 
-    def _attention(self, tokens: int, rows: int) -> int:
+    def _attention(self, tokens: int, rows: int) -> tuple[int, int]:
+        """What attention keeps from layer to layer, masks that is, and what it holds only while it computes one."""
         s, size = self._shapes, self._shapes.dtype.itemsize
+        query, layer = s.heads * s.head_dim, 2 * s.kv_heads * tokens * s.head_dim
         if s.backend == "triton":
             # A tile is split into no more than 4/3 of the parts that keep all processors busy; float32 and a weight.
             parts = -(-4 * WAVES * s.processors // 3) + s.kv_heads
-            return parts * _TILE_ROWS * (s.head_dim + 1) * _SINGLE + rows * s.heads * s.head_dim * size
+            return 0, parts * _TILE_ROWS * (s.head_dim + 1) * _SINGLE + rows * query * size
         group, block = s.heads // s.kv_heads, min(rows, BLOCK_ROWS)
-        kept = min(KEPT_BYTES, group * rows * tokens * size) * s.windows
-        bias = block * tokens * ((group + 2) * size + 3)
-        folded = 2 * block * s.heads * s.head_dim * size
-        layer = 2 * s.kv_heads * tokens * s.head_dim
-        repacked = layer * size if size < _SINGLE else 0
-        scores = 0
-        if s.softcap or s.backend == "reference":
-            scores = 3 * block * s.heads * tokens * _SINGLE + layer * _SINGLE
-        return kept + bias + folded + repacked + scores
+        bends = s.softcap or s.backend == "reference"
+        number = _SINGLE if bends else size
+        masks = group * rows * tokens * number
+        bias = block * tokens * (2 + number * (1 if masks <= KEPT_BYTES else 1 + group))
+        held = bias + 3 * min(rows, MERGED_ROWS) * query * max(size, number)
+        if size < _SINGLE:
+            held += layer * (_SINGLE if bends else size)  # keys and values in another form
+        if bends or s.gpu:
+            held += 2 * block * s.heads * tokens * _SINGLE
+        if s.backend == "reference":
+            held += 2 * rows * query * _SINGLE
+        return min(KEPT_BYTES, masks) * s.windows, held
 
     def _probe(self, tokens: int, rows: int) -> int:
         """The larger of what sums of attention mass and of deviations take."""
         s = self._shapes
-        deviation = 4 * rows * s.kv_heads * s.head_dim * _SINGLE
         if s.backend == "triton":
-            blocks = -(-tokens // _MASS_KEYS)
-            return 3 * s.heads * min(rows, _MASS_ROWS) * blocks * _SINGLE + (s.kv_heads + 2) * tokens * _SINGLE
-        single = s.kv_heads * tokens * s.head_dim * _SINGLE if s.dtype.itemsize < _SINGLE else 0
-        mass = min(rows, MASKED_ROWS) * tokens * (2 * s.heads * _SINGLE + 3) + single + 2 * tokens * _SINGLE
+            weights = s.heads * min(rows, _MASS_ROWS) * -(-tokens // _MASS_KEYS)
+            return (3 * weights + (s.kv_heads + 2) * tokens) * _SINGLE
+        deviation = 4 * rows * s.kv_heads * s.head_dim * _SINGLE
+        block = min(rows, mass_rows(s.heads, tokens))
+        mass = block * (2 * s.heads * _SINGLE + 3) * tokens + 2 * tokens * _SINGLE
+        if s.dtype.itemsize < _SINGLE:
+            mass += s.kv_heads * tokens * s.head_dim * _SINGLE
         return max(mass, deviation)
 
     def _staging(self, layer: int) -> int:
