@@ -241,7 +241,8 @@ class StoreConfig:
     """The tiered store.
 
     Args:
-        host_bytes: budget of the host-memory tier; 0 leaves the tier out.
+        host_bytes: budget of the host-memory tier; 0 leaves the tier out. With a GPU, the host tier's memory is pinned
+            as a whole when the engine starts.
         disk_bytes: budget of the disk tier; 0 leaves the tier out.
         directory: where the disk tier lives; ``None`` means ``cache_dir() / "store"``.
         fsync: whether a stored object is flushed to the device before it counts as durable.

@@ -22,6 +22,7 @@ from blend.pipeline import Pipeline, Request, at_first_token
 from blend.recompute import assemble, calibration, planner
 from blend.recompute.prefill import Repair
 from blend.recompute.scratch import Scratch, Shapes
+from blend.recompute.streams import pinned_for
 from blend.scheduler import Turns
 from blend.stats import Counters, EngineStats, NamespaceStats, tenant_stats
 from blend.store import LAYOUT_VERSION, Dropped, Stored, open_store
@@ -73,7 +74,7 @@ class Engine:
             rope=getattr(text_config, "rope_parameters", None) or {},
         )
         self._speed = planner.PrefillSpeed(self.decoder)
-        self.store, secret = open_store(self.config.store)
+        self.store, secret = open_store(self.config.store, pinned_for(self.decoder.device))
         self._chunks = ChunkCache(
             self.decoder, self.sink, self.store, self.model_fingerprint, secret, self._speed, self.config.max_rows
         )

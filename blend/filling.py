@@ -112,6 +112,10 @@ class _Source:
         except (StoreError, ResourceExhausted) as error:
             raise ChunkLost(self.wanted, str(error)) from None
 
+    def arrived(self, layer: int) -> bool:
+        """Return whether a layer can be read without waiting."""
+        return self._loading is None or self._loading.wait(monotonic(), layer + 1)
+
     def _tensor(self, raw: memoryview, layers: int) -> torch.Tensor:
         return torch.frombuffer(raw, dtype=self._dtype).view(layers, *self._shape)
 
@@ -167,6 +171,7 @@ class Filling:
         self._sources: dict[ObjectKey, _Source] = {}
         self._faults: dict[ObjectKey, str] = {}
         self._loaded = Loaded(lookup_ms=(perf_counter() - begun) * 1e3)
+        self._assembly: Assembly | None = None
 
     def wait(self, whole: bool = False) -> None:
         """Wait for the store as long as its prefetch policy says. To be called without holding anybody else up.
@@ -239,22 +244,34 @@ class Filling:
             for place, source in hits
         ]
         assembly = Assembly(canvas, pieces, self._rotations, self._kernels, self._helper)
-        loaded, sources = self._loaded, [source for _, source in hits]
+        self._assembly = assembly
+        loaded, sources, layers = self._loaded, [source for _, source in hits], canvas.layers
 
         def fill(layer: int) -> None:
             begin = perf_counter()
             kv = [source.layer(layer) for source in sources]
             fetched = perf_counter()
             assembly.put(layer, kv)
+            following = layer + 1
+            if assembly.copies and following < layers and all(s.arrived(following) for s in sources):
+                assembly.ahead(following, [source.layer(following) for source in sources])
             loaded.fetch_ms += (fetched - begin) * 1e3
             loaded.rotate_ms += (perf_counter() - fetched) * 1e3
 
         canvas.fill_by(fill)
 
     def close(self) -> None:
-        """Let go of everything; what has not been read by now is not read any more. Safe to call again."""
-        self._sources.clear()
-        self._loads.close()
+        """Let go of everything; what has not been read by now is not read any more. Safe to call again.
+
+        What is being copied from the store's memory to a device is waited for first.
+        """
+        assembly, self._assembly = self._assembly, None
+        try:
+            if assembly is not None:
+                assembly.close()
+        finally:
+            self._sources.clear()
+            self._loads.close()
 
     def __enter__(self) -> Filling:
         return self

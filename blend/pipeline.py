@@ -143,18 +143,16 @@ class Pipeline:
         return State(request, canvas, token_ids, outcome.logits, report)
 
     def next(self, canvas: Canvas, token: int, position: int) -> int:
-        """Return the greedy token after ``token``, which stands at ``position``."""
-        device = self.decoder.device
-        row = Rows(canvas, torch.tensor([position], device=device), torch.tensor([token], device=device))
+        """Return the greedy token after ``token``, which stands at ``position``. Only its id leaves the device."""
+        row = Rows(canvas, torch.tensor([position]), torch.tensor([token]))
         with self._turns.turn():
             return int(passes.unstopped(self.decoder.forward([row]))[0].argmax())
 
     def extend(self, canvas: Canvas, start: int, token_ids: Sequence[int]) -> torch.Tensor:
         """Compute given tokens from position ``start`` on; returns the logits ``[T, V]`` after each of the T tokens."""
-        device = self.decoder.device
         found = []
-        for part in torch.tensor(token_ids, device=device).split(self._max_rows):
-            rows = Rows(canvas, torch.arange(start, start + len(part), device=device), part)
+        for part in torch.tensor(token_ids).split(self._max_rows):
+            rows = Rows(canvas, torch.arange(start, start + len(part)), part)
             with self._turns.turn():
                 found.append(passes.unstopped(self.decoder.forward([rows], keep="all")))
             start += len(part)

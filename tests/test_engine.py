@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from blend import Answer, Chunk, Engine, EngineConfig, Plan, Prompt, StoreConfig, Text, Token
 from blend.errors import Closed, InvalidConfig, InvalidInput, InvalidPlan, InvalidPrompt, ModelError, PromptTooLong
@@ -38,6 +39,25 @@ def test_a_stream_ends_with_the_answer_that_generate_gives(engine: Engine) -> No
     assert tuple(t.token_id for t in tokens if isinstance(t, Token)) == last.token_ids == want.token_ids
     assert last.finish_reason == want.finish_reason
     assert last.report.mode == "query"
+
+
+class Read(TorchDispatchMode):
+    """Counts the numbers that are read out of tensors: each of them is waited for, if the tensor is a GPU's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_of_a_decoded_token_nothing_is_read_but_its_id(engine: Engine) -> None:
+    prefill = engine.prefill(tiny.prompt(), Plan("full"), reserve=4)
+    with Read() as read:
+        produced = engine.greedy(prefill, 5)
+    assert len(produced) == read.count == 5
 
 
 def test_greedy_tokens_are_those_of_stock_generation(engine: Engine, model: Path) -> None:

@@ -15,9 +15,12 @@ import torch
 
 from blend import Chunk, Engine, Plan, Prefill, Prompt, StoreConfig, Text, filling
 from blend.errors import ResourceExhausted
+from blend.recompute import assemble
 from blend.recompute.canvas import Canvas
-from blend.store import DiskTier, FileIO
+from blend.store import DiskTier, FileIO, LoadingLease
+from blend.store.loading import Loads
 from tests import tiny
+from tests.recompute.simulated import SimulatedStreams, late
 
 METHODS = [Plan("reuse"), Plan("random", 0.2), Plan("head", 0.2), Plan("deviation", 0.2), Plan("query", 0.2)]
 MIB = 1 << 20
@@ -61,9 +64,9 @@ def opened(model: Path, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
     """Opens engines on the test's one directory, with changed store settings."""
     made: list[Engine] = []
 
-    def open_engine(**changes: Any) -> Engine:
+    def open_engine(kernels: str = "auto", **changes: Any) -> Engine:
         settings = {"host_bytes": 64 * MIB, "disk_bytes": 256 * MIB, "directory": tmp_path / "store", "fsync": False}
-        engine = tiny.engine(model, tmp_path / "store", store=StoreConfig(**{**settings, **changes}))
+        engine = tiny.engine(model, tmp_path / "store", store=StoreConfig(**{**settings, **changes}), kernels=kernels)
         made.append(engine)
         return engine
 
@@ -387,3 +390,116 @@ def test_what_filling_raises_reaches_the_caller_and_leaves_the_layer_to_be_fille
 def test_text_alone_needs_no_store(opened: Callable[..., Engine]) -> None:
     prompt = Prompt([Text(tiny.random_ids(9, 1))])
     assert opened().prefill(prompt, Plan("reuse")).report.chunks == ()
+
+
+@pytest.fixture(params=[True, False], ids=["pinned", "staged"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimulatedStreams:
+    """A device that copies as late as it may, for engines on the reference kernels. When memory of the store is let go
+    of, nothing may be under way from it."""
+    streams = SimulatedStreams(late("copy"), lambda _: request.param, eager=True)
+    close = Loads.close
+
+    def closed(loads: Loads) -> None:
+        assert streams.copies_left == 0, "memory that is still copied was let go of"
+        close(loads)
+
+    monkeypatch.setattr(assemble, "streams_for", lambda _: streams)
+    monkeypatch.setattr(Loads, "close", closed)
+    return streams
+
+
+@pytest.mark.parametrize("plan", METHODS, ids=lambda plan: plan.method)
+def test_a_device_that_copies_late_answers_alike(
+    opened: Callable[..., Engine], device: SimulatedStreams, monkeypatch: pytest.MonkeyPatch, plan: Plan
+) -> None:
+    prompt = tiny.prompt(chunks=3)
+    stored(opened, prompt)
+    with monkeypatch.context() as patch:
+        patch.setattr(assemble, "streams_for", lambda _: SimulatedStreams(late("compute"), eager=True))
+        want = opened("reference").prefill(prompt, plan)
+    engine = opened("reference")
+    for tier in ("disk", "host"):
+        before = device.copies
+        got = engine.prefill(prompt, plan)
+        assert {chunk.tier for chunk in got.report.chunks} == {tier}
+        assert torch.equal(got.logits, want.logits)
+        assert torch.equal(got.canvas.k, want.canvas.k)
+        assert device.copies - before == 3 * got.canvas.layers
+        assert engine.store.wait_idle(30)
+
+
+def test_the_next_layer_s_copy_starts_when_a_layer_is_placed(
+    opened: Callable[..., Engine], device: SimulatedStreams, held: HeldIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tiny.prompt(chunks=2)
+    stored(opened, prompt)
+    engine = opened("reference")
+    started: list[tuple[int, int]] = []
+    need = Canvas.need
+
+    def noted(canvas: Canvas, layer: int) -> None:
+        need(canvas, layer)
+        if canvas.length == len(prompt):
+            started.append((layer, device.copies))
+            if layer == 1:
+                held.go()  # only now the other layers come
+                while not all(lease.complete for lease in loading):
+                    time.sleep(0.005)
+
+    loading: list[LoadingLease] = []
+    begin = LoadingLease.begin
+
+    def begun(lease: LoadingLease) -> None:
+        loading.append(lease)
+        begin(lease)
+
+    monkeypatch.setattr(Canvas, "need", noted)
+    monkeypatch.setattr(LoadingLease, "begin", begun)
+    held.hold()
+    held.go(4)  # layers 0 and 1 of both
+    assert outcomes(engine.prefill(prompt, Plan("reuse"))) == ["hit"] * 2
+    assert started[1:] == [(1, 4), (2, 8), (3, 8)], "what has not come is not waited for ahead of time"
+
+
+@pytest.mark.parametrize("method", ["reuse", "query"])
+def test_a_chunk_lost_in_mid_flight_leaves_nothing_on_its_way(
+    opened: Callable[..., Engine], device: SimulatedStreams, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    prompt, plan = tiny.prompt(chunks=3), Plan(method, 0.2 if method == "query" else None)
+    stored(opened, prompt, 1)
+    absent = opened("reference")
+    want = absent.prefill(prompt, plan)
+    absent.close()
+    stored(opened, prompt)
+    engine = opened("reference")
+    pulled(monkeypatch, engine, tiny.chunks_of(prompt)[1:2])
+    got = engine.prefill(prompt, plan)
+    assert outcomes(got) == ["hit", "failed", "hit"]
+    assert torch.equal(got.logits, want.logits)
+    assert device.copies_left == 0
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_an_error_while_a_layer_is_placed_leaves_nothing_on_its_way(
+    opened: Callable[..., Engine],
+    device: SimulatedStreams,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+) -> None:
+    prompt = tiny.prompt(chunks=2)
+    stored(opened, prompt)
+    engine = opened("reference")
+    need = Canvas.need
+
+    def failing(canvas: Canvas, layer: int) -> None:
+        need(canvas, layer)
+        if layer == 1 and canvas.length == len(prompt):
+            assert device.copies_left, "the next layer is on its way"
+            raise kind("the device is out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Canvas, "need", failing)
+        with pytest.raises(kind):
+            engine.prefill(prompt, Plan("reuse"))
+    assert device.copies_left == 0
+    assert outcomes(engine.prefill(prompt, Plan("reuse"))) == ["hit"] * 2

@@ -143,8 +143,8 @@ class Decoder:
         with _running_pass(_Pass(self, batch)) as running:
             try:
                 out = self.model(
-                    input_ids=torch.cat([rows.token_ids for rows in batch])[None],
-                    position_ids=torch.cat(list(positions))[None],
+                    input_ids=torch.cat([rows.token_ids.to(self.device) for rows in batch])[None],
+                    position_ids=torch.cat([at.to(self.device) for at in positions])[None],
                     use_cache=False,
                     return_dict=True,
                     logits_to_keep=lengths.cumsum(0) - 1 if keep == "last" else 0,
@@ -172,8 +172,8 @@ class Decoder:
             k = rows.canvas.k
             if (k.shape[0], k.shape[1], k.shape[3], k.dtype) != fits:
                 raise InvalidInput("canvas", rows.canvas, "a canvas of this decoder, from new_canvas")
-        tokens = torch.stack([extreme for rows in batch for extreme in rows.token_ids.aminmax()])
-        low, high = int(tokens.min()), int(tokens.max())
+        tokens = [rows.token_ids.cpu().numpy() for rows in batch]
+        low, high = min(int(ids.min()) for ids in tokens), max(int(ids.max()) for ids in tokens)
         if low < 0 or high >= self.vocab_size:
             raise InvalidInput("token_ids", low if low < 0 else high, f"0 to {self.vocab_size - 1}")
 
@@ -217,7 +217,7 @@ class _Pass:
         self.decoder = decoder
         self.requests = requests
         self.memory = Canvases([rows.canvas.k for rows in requests], [rows.canvas.v for rows in requests])
-        self.batch = Batch([rows.positions for rows in requests], [rows.visible for rows in requests])
+        self.batch = Batch([r.at for r in requests], [r.visible for r in requests], device=decoder.device)
         self.observed = [
             (rows.observer, rows, slice(start, stop))
             for rows, (start, stop) in zip(requests, pairwise(self.batch.starts), strict=True)

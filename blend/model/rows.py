@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -45,12 +45,17 @@ class Observer:
 class Rows:
     """Rows of one request in one forward pass.
 
+    ``positions`` and ``token_ids`` are checked on the host: what is there already, as in decoding, is not brought back.
+
     Args:
         canvas: of the request. The pass writes K and V at ``positions``, in every layer it reaches.
         positions: ``[R]`` int64, strictly ascending, within the canvas.
         token_ids: ``[R]`` int64, the token of each row.
         visible: ``[N]`` bool, keys that these rows may read besides their own; ``None``: all up to their position.
         observer: called in every layer.
+
+    Attributes:
+        at: ``positions`` in the host's memory.
 
     Raises:
         InvalidInput: shapes that do not fit together, or positions that do not ascend within the canvas.
@@ -61,6 +66,7 @@ class Rows:
     token_ids: Tensor
     visible: Tensor | None = None
     observer: Observer | None = None
+    at: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         shape, length = tuple(self.positions.shape), self.canvas.length
@@ -73,9 +79,10 @@ class Rows:
                 raise InvalidInput(name, kind, "int64")
         if self.visible is not None and (self.visible.shape != (length,) or self.visible.dtype != torch.bool):
             raise InvalidInput("visible", tuple(self.visible.shape), f"a bool for each of {length} positions")
-        first, last = int(self.positions[0]), int(self.positions[-1])
-        if first < 0 or last >= length or not bool((self.positions.diff() > 0).all()):
-            raise InvalidInput("positions", (first, last), f"strictly ascending from 0 to {length - 1}")
+        self.at = self.positions.cpu()
+        at = self.at.numpy()
+        if at[0] < 0 or at[-1] >= length or (at[1:] <= at[:-1]).any():
+            raise InvalidInput("positions", (int(at[0]), int(at[-1])), f"strictly ascending from 0 to {length - 1}")
 
     def __len__(self) -> int:
         return len(self.positions)

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blend.errors import InvalidInput
 from blend.helper import Helper
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels import cpu
 from blend.recompute.kernels.dispatch import Kernels
 from blend.recompute.kernels.stored import Stored, Turns
 from blend.recompute.rope import Rotation, Turn
+from blend.recompute.streams import Streams, streams_for
+from blend.recompute.transfer import Transfers
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Assembly:
         rotations: one for each layer, ``None`` for a layer that does not rotate (NoPE).
         kernels: what places chunks where the loop that is compiled for CPUs does not.
         helper: a thread that takes part in that loop.
+        streams: what layers are copied to the canvas's device with; ``None`` stands for the device's own.
+
+    Attributes:
+        copies: whether layers are copied before they are placed, so that :meth:`ahead` is of use.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Assembly:
         rotations: Sequence[Rotation | None],
         kernels: Kernels,
         helper: Helper | None = None,
+        streams: Streams | None = None,
     ) -> None:
         self.pieces = tuple(pieces)
         self._k, self._v = canvas.k, canvas.v  # not the canvas: it refers to what fills it
@@ -63,19 +69,20 @@ class Assembly:
         self._turns: dict[tuple[int, int], Turn] = {}
         self._tables: dict[int, cpu.Tables] = {}
         self._placement: cpu.Placement | _Staged
-        if kernels.backend != "torch" or not cpu.supports(canvas.k.dtype, canvas.k.device):
-            self._placement = _Staged(canvas, self.pieces, kernels)
+        self.copies = kernels.backend != "torch" or not cpu.supports(canvas.k.dtype, canvas.k.device)
+        if self.copies:
+            self._placement = _Staged(canvas, self.pieces, kernels, streams or streams_for(canvas.k.device))
         else:
             spans = [(piece.start, piece.tokens) for piece in self.pieces]
             self._placement = cpu.Placement(canvas.k, canvas.v, spans, helper)
 
     def put(self, layer: int, kv: Sequence[Tensor]) -> None:
-        """Write one layer of every chunk.
+        """Write one layer of every chunk. On another device than the CPU it is written when work issued before is done.
 
         Args:
             layer: which layer.
-            kv: for each piece ``[2, KVH, T, D]`` in the canvas's dtype, contiguous, on any device: keys then values,
-                T at least its ``tokens``.
+            kv: for each piece ``[2, KVH, T, D]`` in the canvas's dtype, contiguous, in the host's memory: keys then
+                values, T at least its ``tokens``. To be left as it is until :meth:`close`.
 
         Raises:
             InvalidInput: not one such tensor for each piece.
@@ -83,7 +90,21 @@ class Assembly:
         if isinstance(self._placement, cpu.Placement):
             self._placement.place(layer, kv, self._tables_of(layer))
         else:
-            self._placement.place(kv, self._k[layer], self._v[layer], self._rotations[layer])
+            self._placement.place(layer, kv, self._k[layer], self._v[layer], self._rotations[layer])
+
+    def ahead(self, layer: int, kv: Sequence[Tensor]) -> None:
+        """Start to copy a layer that :meth:`put` will be called for next, with the same arguments.
+
+        Raises:
+            InvalidInput: not one such tensor for each piece, or another layer is to be put before.
+        """
+        if isinstance(self._placement, _Staged):
+            self._placement.transfers.start(layer, kv)
+
+    def close(self) -> None:
+        """Wait until nothing that was put is read any more. Safe to call again."""
+        if isinstance(self._placement, _Staged):
+            self._placement.transfers.close()
 
     def _tables_of(self, layer: int) -> cpu.Tables:
         """The angles of all pieces in a layer; zeros for those that stay as they are."""
@@ -112,27 +133,23 @@ class Assembly:
 class _Staged:
     """One layer of all chunks at a time: copied to the canvas's device, then placed by one kernel."""
 
-    def __init__(self, canvas: Canvas, pieces: Sequence[Piece], kernels: Kernels) -> None:
-        k = canvas.k
-        sizes = [(1, 2, k.shape[1], piece.tokens, k.shape[3]) for piece in pieces]
-        self._layers = [torch.empty(size, dtype=k.dtype, device=k.device) for size in sizes]
-        self._stored = Stored(self._layers)
+    def __init__(self, canvas: Canvas, pieces: Sequence[Piece], kernels: Kernels, streams: Streams) -> None:
+        device = canvas.k.device
+        self.transfers = Transfers([piece.tokens for piece in pieces], canvas.k, streams)
+        self._stored = Stored(self.transfers.targets)
         spans = [torch.arange(piece.start, piece.start + piece.tokens) for piece in pieces]
-        self._slots = torch.cat(spans).to(k.device)
+        self._positions = torch.cat(spans).to(device)
         self._shifts = [piece.shift for piece in pieces]
         self._turns: dict[int, Turns] = {}
         self._assemble = kernels.assemble
 
-    def place(self, kv: Sequence[Tensor], key: Tensor, value: Tensor, rotation: Rotation | None) -> None:
+    def place(self, layer: int, kv: Sequence[Tensor], key: Tensor, value: Tensor, rotation: Rotation | None) -> None:
         """Write what ``kv`` holds of one layer to the canvas's ``key`` and ``value`` ``[KVH, N, D]``."""
-        if len(kv) != len(self._layers):
-            raise InvalidInput("kv", f"{len(kv)} tensors", f"one for each of the {len(self._layers)} pieces")
-        for staged, stored in zip(self._layers, kv, strict=True):
-            staged[0].copy_(stored[:, :, : staged.shape[3]])
         if rotation is not None and id(rotation) not in self._turns:
             self._turns[id(rotation)] = Turns.of(rotation, self._shifts, key.device)
         turns = None if rotation is None else self._turns[id(rotation)]
-        self._assemble(self._stored, 0, key, value, self._slots, turns)
+        with self.transfers.layer(layer, kv) as slot:
+            self._assemble(self._stored, slot, key, value, self._positions, turns)
 
 
 def prepare(dtype: torch.dtype, device: torch.device) -> None:

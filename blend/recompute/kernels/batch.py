@@ -47,6 +47,7 @@ class Batch:
         positions: for each request ``[R_i]`` int64, strictly ascending, one or more, on one device.
         visible: for each request ``[N_i]`` bool, keys that may be read besides a row's own, or ``None``: all.
         processors: how many pieces of work run at once. Keys are split only to keep that many busy.
+        device: where the rows are computed; ``None``: where their positions are.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Batch:
         visible: Sequence[Tensor | None] | None = None,
         *,
         processors: int | None = None,
+        device: torch.device | None = None,
     ) -> None:
         if not positions:
             raise InvalidInput("positions", "none", "those of one or more requests")
@@ -63,7 +65,7 @@ class Batch:
                 raise InvalidInput("positions", (tuple(at.shape), at.dtype), "vectors of int64 on one device")
         if visible is not None and len(visible) != len(positions):
             raise InvalidInput("visible", len(visible), f"one for each of {len(positions)} requests")
-        self.positions = tuple(positions)
+        self.positions = tuple(at.to(device or at.device) for at in positions)
         self.visible: tuple[Tensor | None, ...] = (None,) * len(positions) if visible is None else tuple(visible)
         for mask in self.visible:
             if mask is not None and (mask.ndim != 1 or mask.dtype != torch.bool or mask.device != self.device):
@@ -72,7 +74,7 @@ class Batch:
         for at in positions:
             self.starts.append(self.starts[-1] + len(at))
         # One copy to the host for all requests: everything below is planned there.
-        flat = torch.cat(self.positions).cpu().numpy()
+        flat = torch.cat(list(positions)).cpu().numpy()
         self._at = [flat[start:stop] for start, stop in pairwise(self.starts)]
         for own in self._at:
             if own[0] < 0 or (own[1:] <= own[:-1]).any():

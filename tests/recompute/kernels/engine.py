@@ -1,4 +1,4 @@
-"""Whole prefills, decoding, and requests side by side, against the same on plain torch."""
+"""Whole prefills, decoding, and requests side by side, against the same on plain torch and on the CPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from blend import Plan
+from blend import Plan, StoreConfig
 from blend.model.decoder import Decoder, Rows
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.dispatch import Choice
@@ -43,6 +44,39 @@ def test_prefill_and_decoding(case: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", BATCHES, ids=name_of)
 def test_requests_side_by_side(case: dict[str, Any]) -> None:
     check_batch(case, "triton")
+
+
+@pytest.mark.parametrize("host_bytes", [64 << 20, 0], ids=["pinned", "staged"])
+@pytest.mark.parametrize("method", ["reuse", "query"])
+def test_what_the_cpu_stored_is_answered_alike(method: str, host_bytes: int, tmp_path: Path) -> None:
+    """From disk, and where there is a host tier then from there: it is pinned, and else layers are staged."""
+    model = tiny.save_model(tmp_path / "model")
+    store = StoreConfig(host_bytes=host_bytes, disk_bytes=256 << 20, directory=tmp_path / "store", fsync=False)
+    prompt, plan = tiny.prompt(), Plan(method, 0.3 if method == "query" else None)
+    with tiny.engine(model, tmp_path, store=store, kernels="torch") as engine:
+        engine.precompute(tiny.chunks_of(prompt))
+        want = engine.prefill(prompt, plan, reserve=4, positions=True)
+        answer = engine.greedy(want, 4)
+    with tiny.engine(model, tmp_path, store=store, device=DEVICE.type, kernels="triton") as engine:
+        for tier in ("disk", "host" if host_bytes else "disk"):
+            got = engine.prefill(prompt, plan, reserve=4, positions=True)
+            assert {chunk.tier for chunk in got.report.chunks} == {tier}
+            assert got.report.recomputed_positions == want.report.recomputed_positions
+            assert rms(got.logits.cpu(), want.logits.double()) < BOUNDS[torch.float32]
+            assert rms(got.canvas.k.cpu(), want.canvas.k.double()) < BOUNDS[torch.float32]
+            assert rms(got.canvas.v.cpu(), want.canvas.v.double()) < BOUNDS[torch.float32]
+            assert engine.greedy(got, 4) == answer
+            assert engine.store.wait_idle(30)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="counts copies from a GPU")
+def test_decoding_brings_nothing_back_but_token_ids(tmp_path: Path) -> None:
+    with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path, device=DEVICE.type) as engine:
+        prefill = engine.prefill(tiny.prompt(), Plan("full"), reserve=4)
+        engine.greedy(prefill, 2)
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            produced = engine.greedy(prefill, 4)
+    assert len(produced) == sum("DtoH" in event.name for event in seen.events()) == 4
 
 
 def check_prefill(case: dict[str, Any], kernels: Choice, directory: Path) -> None:
