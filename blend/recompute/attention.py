@@ -99,7 +99,7 @@ class Reach:
             return False
         if query.dtype == torch.float32:
             return len(self.at) > 1
-        return len(self.at) >= CONVERTED_ROWS and not _matrix_units()
+        return len(self.at) >= CONVERTED_ROWS and not matrix_units()
 
     def mask(self, start: int, stop: int, low: int, high: int) -> Tensor | None:
         """``[stop - start, high - low]`` bool, True where a row reads a key; ``None`` where all do."""
@@ -116,7 +116,7 @@ class Reach:
 
 
 @cache
-def _matrix_units() -> bool:
+def matrix_units() -> bool:
     """Whether this CPU multiplies 16-bit matrices by instructions made for whole tiles of them."""
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 

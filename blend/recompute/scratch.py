@@ -14,7 +14,7 @@ import torch
 
 from blend.model.decoder import Decoder
 from blend.model.wide import computes_in
-from blend.recompute.attention import BLOCK_ROWS, KEPT_BYTES, MERGED_ROWS, mass_rows
+from blend.recompute.attention import BLOCK_ROWS, CONVERTED_ROWS, KEPT_BYTES, MERGED_ROWS, mass_rows, matrix_units
 from blend.recompute.kernels import cpu
 from blend.recompute.kernels.batch import WAVES
 from blend.recompute.kernels.dispatch import Backend
@@ -198,8 +198,10 @@ class Scratch:
         masks = group * rows * tokens * number
         bias = block * tokens * (2 + number * (1 if masks <= KEPT_BYTES else 1 + group))
         held = bias + 3 * min(rows, MERGED_ROWS) * query * max(size, number)
+        converted = not (bends or s.gpu) and rows >= CONVERTED_ROWS and not matrix_units()
         if size < _SINGLE:
-            held += layer * (_SINGLE if bends else size)  # keys and values in another form
+            held += layer * (_SINGLE if bends or converted else size)  # keys and values in another form
+            held += 2 * rows * query * _SINGLE if converted else 0
         if bends or s.gpu:
             held += 2 * block * s.heads * tokens * _SINGLE
         if s.backend == "reference":

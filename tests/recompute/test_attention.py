@@ -113,7 +113,7 @@ def test_equals_the_naive_sum_for_any_rows(data: st.DataObject) -> None:
 def test_half_precision_rounds_only(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, softcap: float | None, rows: int, units: bool
 ) -> None:
-    monkeypatch.setattr(attention, "_matrix_units", lambda: units)
+    monkeypatch.setattr(attention, "matrix_units", lambda: units)
     query, key, value, positions = some(6, 2, rows, 2 * rows + 15, 16)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     out = attend(query, key, value, positions, scale=0.25, softcap=softcap)
