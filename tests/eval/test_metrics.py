@@ -19,10 +19,10 @@ from blend.eval.metrics import METRICS, identical, kl_rows, module_path, recover
 from blend.eval.metrics.text import normalize
 
 ROOT = Path(__file__).parents[2]
-TEXT = ("squad_f1", "squad_em", "token_f1", "rouge_l", "contains")
-MODEL = ("first_kl", "answer_kl", "top1", "identical")
+TEXT = ("f1", "em", "token_f1", "rouge_l", "contains")
+MODEL = ("first_kl", "answer_kl", "top1", "same_answer", "attention_error")
 
-# The sums: an answer, its references, and squad_f1, squad_em, token_f1, rouge_l, contains. SQuAD's normal form drops
+# The sums: an answer, its references, and f1, em, token_f1, rouge_l, contains. SQuAD's normal form drops
 # punctuation before articles; Rouge's words are runs of a-z and 0-9, articles among them.
 SUMS = {
     "the same": ("1888", ["1888"], (1, 1, 1, 1, 1)),
@@ -67,8 +67,8 @@ def test_token_f1_counts_the_tokens_of_the_tokenizer_it_is_given() -> None:
     assert text_scores("a-b-c", ["abd"], ["token_f1"], tokenizer=list) == {"token_f1": pytest.approx(2 / 3)}
     ids = {"new": [5, 9], "york": [7], "jersey": [8, 8]}
     tokenizer = lambda text: [i for word in text.split() for i in ids[word]]  # noqa: E731
-    found = text_scores("New York", ["new jersey"], ["squad_f1", "token_f1"], tokenizer=tokenizer)
-    assert found == {"squad_f1": 0.5, "token_f1": pytest.approx(2 * 2 / (3 + 4))}
+    found = text_scores("New York", ["new jersey"], ["f1", "token_f1"], tokenizer=tokenizer)
+    assert found == {"f1": 0.5, "token_f1": pytest.approx(2 * 2 / (3 + 4))}
 
 
 words = st.lists(st.sampled_from("a the red Red fox fox. jumps yes no 7 é".split()), max_size=6).map(" ".join)
@@ -80,25 +80,25 @@ def test_scores_are_shares_and_a_reference_more_lowers_none(answer: str, referen
     assert all(0 <= value <= 1 for value in found.values())
     fewer = text_scores(answer, references[:1], TEXT)
     assert all(found[name] >= fewer[name] for name in TEXT)
-    if found["squad_em"] and any(normalize(r) for r in references if normalize(r) == normalize(answer)):
-        assert found["squad_f1"] == found["contains"] == 1
+    if found["em"] and any(normalize(r) for r in references if normalize(r) == normalize(answer)):
+        assert found["f1"] == found["contains"] == 1
 
 
 @given(words, words)
 def test_f1_does_not_mind_which_is_which(left: str, right: str) -> None:
-    for name in ("squad_f1", "squad_em", "rouge_l"):
+    for name in ("f1", "em", "rouge_l"):
         assert text_scores(left, [right], [name])[name] == pytest.approx(text_scores(right, [left], [name])[name])
 
 
 @pytest.mark.parametrize("references", [[], (), "Rome", b"Rome", iter(()), [None]])
 def test_references_are_a_list_of_at_least_one(references: object) -> None:
     with pytest.raises(InvalidInput, match="references"):
-        text_scores("Rome", references, ["squad_f1"])  # type: ignore[arg-type]
+        text_scores("Rome", references, ["f1"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["squad-f1", "rougel", "first_kl"])
+@pytest.mark.parametrize("name", ["f-1", "rougel", "first_kl"])
 def test_an_unknown_text_metric_is_refused_with_what_there_is(name: str) -> None:
-    near = {"squad-f1": "squad_f1 .the nearest", "rougel": "rouge_l .the nearest", "first_kl": "squad_em, token_f1"}
+    near = {"f-1": "f1 .the nearest", "rougel": "rouge_l .the nearest", "first_kl": "em, token_f1"}
     for call in (lambda: text_scores("x", ["x"], [name]), lambda: module_path(name)):
         with pytest.raises(InvalidInput, match=near[name]):
             call()
@@ -109,6 +109,7 @@ def test_the_registry_names_all_metrics_and_which_way_they_point() -> None:
     assert {name for name, metric in METRICS.items() if metric.better == "lower"} == {
         "first_kl",
         "answer_kl",
+        "attention_error",
     }
     for name, metric in METRICS.items():
         assert metric.name == name and metric.title and metric.description.endswith(".")
@@ -116,9 +117,9 @@ def test_the_registry_names_all_metrics_and_which_way_they_point() -> None:
 
 
 def test_references_may_be_read_once_and_an_answer_is_a_text() -> None:
-    assert text_scores("Rome", iter(["Rome"]), ["squad_f1", "squad_em"]) == {"squad_f1": 1, "squad_em": 1}  # type: ignore[arg-type]
+    assert text_scores("Rome", iter(["Rome"]), ["f1", "em"]) == {"f1": 1, "em": 1}  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="answer"):
-        text_scores(None, ["Rome"], ["squad_f1"])  # type: ignore[arg-type]
+        text_scores(None, ["Rome"], ["f1"])  # type: ignore[arg-type]
 
 
 def test_what_full_prefill_rules_out_adds_nothing_to_the_kl() -> None:
@@ -183,11 +184,11 @@ import sys
 for name in ("evaluate", "datasets", "rouge_score"):
     sys.modules[name] = None
 from blend.eval.metrics import text_scores
-print(text_scores("the Rome", ["rome"], ["squad_f1", "squad_em", "token_f1", "contains"]))
+print(text_scores("the Rome", ["rome"], ["f1", "em", "token_f1", "contains"]))
 text_scores("Rome", ["Rome"], ["rouge_l"])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.stdout.strip() == "{'squad_f1': 1.0, 'squad_em': 1.0, 'token_f1': 1.0, 'contains': 1.0}"
+    assert done.stdout.strip() == "{'f1': 1.0, 'em': 1.0, 'token_f1': 1.0, 'contains': 1.0}"
     assert done.returncode == 1 and "InvalidInput: rouge_l" in done.stderr and "blendkv[eval]" in done.stderr
 
 
@@ -220,7 +221,7 @@ def test_each_text_metric_is_an_evaluate_module_that_loads_without_network(offli
         found = metric.compute(predictions=[c[0] for c in cases], references=[c[1] for c in cases])
         assert found == {name: pytest.approx(sum(c[2][TEXT.index(name)] for c in cases) / len(cases))}
         alone = metric.compute(predictions=["in Rome", "Oslo"], references=["Rome", "Oslo"])
-        assert alone == {name: pytest.approx({"squad_em": 0.5, "contains": 1.0}.get(name, 5 / 6))}
+        assert alone == {name: pytest.approx({"em": 0.5, "contains": 1.0}.get(name, 5 / 6))}
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Metrics: of an answer against its references, and of a prefill against full prefill of the same prompt.
 
 Those of text are plain functions, and shipped as modules for the library ``evaluate`` too, which load without network:
-``evaluate.load(str(module_path("squad_f1")))``. Nothing here imports that library.
+``evaluate.load(str(module_path("f1")))``. Nothing here imports that library.
 """
 
 from blend.eval.metrics.model import identical, kl_rows, recovery, top1_rows

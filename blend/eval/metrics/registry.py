@@ -29,8 +29,8 @@ class Metric:
 
 _TEXT: Mapping[str, Callable[[str, str], float]] = MappingProxyType(
     {
-        "squad_f1": text.squad_f1,
-        "squad_em": text.squad_em,
+        "f1": text.squad_f1,
+        "em": text.squad_em,
         "token_f1": text.token_f1,
         "rouge_l": text.rouge_l,
         "contains": text.contains,
@@ -42,14 +42,14 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         metric.name: metric
         for metric in (
             Metric(
-                "squad_f1",
+                "f1",
                 "SQuAD F1",
                 "higher",
                 "",
                 "F1 of the words that answer and reference share, in SQuAD's normal form; the best reference counts.",
             ),
             Metric(
-                "squad_em",
+                "em",
                 "SQuAD exact match",
                 "higher",
                 "",
@@ -99,11 +99,19 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
                 "Share of the tokens of full prefill's greedy answer at which both rank the same token first.",
             ),
             Metric(
-                "identical",
-                "Identical answers",
+                "same_answer",
+                "Same answers",
                 "higher",
                 "",
                 "1 where the method's own greedy answer is full prefill's, token for token, else 0.",
+            ),
+            Metric(
+                "attention_error",
+                "Attention output error",
+                "lower",
+                "",
+                "RMS of the difference between the question's attention outputs and full prefill's, over the RMS of full "
+                "prefill's; mean over the layers.",
             ),
         )
     }
@@ -112,7 +120,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def module_path(name: str) -> Path:
-    """Return the directory of a text metric's module: ``evaluate.load(str(module_path("squad_f1")))``.
+    """Return the directory of a text metric's module: ``evaluate.load(str(module_path("f1")))``.
 
     Raises:
         InvalidInput: no text metric of that name; the message has the nearest.

@@ -6,5 +6,5 @@ from blend.eval.metrics import wrapping
 class SquadF1(wrapping.TextMetric):
     """SQuAD F1 of answers."""
 
-    metric = "squad_f1"
+    metric = "f1"
     citation_of = wrapping.SQUAD

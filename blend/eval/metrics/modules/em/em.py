@@ -6,5 +6,5 @@ from blend.eval.metrics import wrapping
 class SquadEm(wrapping.TextMetric):
     """SQuAD exact match of answers."""
 
-    metric = "squad_em"
+    metric = "em"
     citation_of = wrapping.SQUAD
