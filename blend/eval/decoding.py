@@ -6,7 +6,6 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from blend.errors import InvalidInput
@@ -45,7 +44,6 @@ def encode(value: object) -> Any:
     return value
 
 
-@cache
 def hints(kind: type) -> dict[str, Any]:
     """Return the annotations of a dataclass, resolved, by field."""
     return get_type_hints(kind)
@@ -108,7 +106,9 @@ def _tuple(kinds: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
         raise InvalidInput(where, value, f"a list of {len(kinds)}")
-    return tuple(_decode(kind, inner, f"{where}[{i}]") for i, (kind, inner) in enumerate(zip(kinds, value, strict=True)))
+    return tuple(
+        _decode(kind, inner, f"{where}[{i}]") for i, (kind, inner) in enumerate(zip(kinds, value, strict=True))
+    )
 
 
 def _mapping(kind: Any, value: object, where: str) -> dict[str, Any]:

@@ -1,56 +1,123 @@
-"""How close a method stays to full prefill of the same prompt: same weights, same dtype, same tokens."""
+"""How close a prefill stays to full prefill of the same prompt: same weights, same dtype, same tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blend.config import RagConfig
+import torch
+from torch import Tensor
+
 from blend.engine import Engine
-from blend.eval.datasets import Example
-from blend.eval.metrics import kl_rows, top1_rows
-from blend.rag.chunking import render_chunk
-from blend.rag.prompt import PromptBuilder
-from blend.types import Chunk, Plan, Prompt, Report
+from blend.errors import InvalidInput
+from blend.eval.metrics import identical, kl_rows, top1_rows
+from blend.model.rows import LayerAttention, Observer, Rows
+from blend.recompute import passes
+from blend.recompute.kernels.batch import Batch
+from blend.recompute.kernels.memory import Canvases
+from blend.types import Prefill
 
 
-@dataclass(frozen=True)
-class Fidelity:
-    """One method on one prompt.
+@dataclass(frozen=True, eq=False)
+class FullPrefill:
+    """Full prefill of a prompt: what others are held against.
 
-    ``first_kl`` is KL(full ‖ method) of the first token, ``answer_kl`` its mean along full prefill's own greedy
-    answer (teacher-forced), both in nats; ``top1`` the share of that answer's tokens that the method ranks first.
+    ``answer`` is its greedy answer, ``forced`` that answer or, where it is empty, one end token: ``T`` tokens, whose
+    log-probabilities ``[T, V]`` are ``logs``. ``question`` are the token ids that end the prompt behind its last
+    chunk, and ``attention`` their attention outputs ``[L, H, R, D]``; ``None`` where nobody asks for them.
     """
 
-    example: str
-    plan: Plan
-    first_kl: float
-    answer_kl: float
-    top1: float
-    report: Report
+    prefill: Prefill
+    answer: tuple[int, ...]
+    forced: tuple[int, ...]
+    logs: Tensor
+    question: tuple[int, ...]
+    attention: Tensor | None
 
 
-def build_prompt(engine: Engine, example: Example, rag: RagConfig | None = None) -> Prompt:
-    """Return the prompt of an example: every passage one chunk, whatever its length."""
-    rag = rag or RagConfig()
-    builder = PromptBuilder(engine.tokenizer, system=rag.system, answer_prefix=rag.answer_prefix)
-    chunks = [Chunk(engine.tokenize(render_chunk(p.title, p.text))) for p in example.passages]
-    return builder.build(chunks, example.question)
+def full_prefill(
+    engine: Engine, prefill: Prefill, question: Sequence[int], max_new_tokens: int, *, attention: bool
+) -> FullPrefill:
+    """Return what others are held against.
+
+    Args:
+        prefill: at full prefill; its canvas has room for all but the last of ``max_new_tokens``.
+        question: token ids that end the prompt behind its last chunk.
+        attention: whether attention outputs are wanted.
+    """
+    answer = engine.greedy(prefill, max_new_tokens)
+    forced = answer or (min(engine.tokenizer.eos_ids),)
+    logs = engine.continuation(prefill, forced)
+    outputs = attention_outputs(engine, prefill, question) if attention else None
+    return FullPrefill(prefill, answer, forced, logs, tuple(question), outputs)
 
 
-def measure(
-    engine: Engine, example: Example, plans: Sequence[Plan], *, max_new_tokens: int = 16, namespace: str = "evaluation"
-) -> Iterator[Fidelity]:
-    """Compare plans with full prefill on one example; yields one result a plan. Chunks are precomputed first."""
-    prompt = build_prompt(engine, example)
-    chunks = [s for s in prompt.segments if isinstance(s, Chunk)]
-    engine.precompute(chunks, namespace=namespace)
-    reference = engine.prefill(prompt, Plan("full"), namespace=namespace, reserve=max_new_tokens)
-    ids = engine.greedy(reference, max_new_tokens) or (min(engine.tokenizer.eos_ids),)
-    full = engine.continuation(reference, ids)
-    for plan in plans:
-        blended = engine.prefill(prompt, plan, namespace=namespace, reserve=max_new_tokens)
-        got = engine.continuation(blended, ids)
-        kl = kl_rows(full, got)
-        agree = top1_rows(full, got).float().mean()
-        yield Fidelity(example.id, plan, float(kl[0]), float(kl.mean()), float(agree), blended.report)
+def closeness(engine: Engine, prefill: Prefill, answer: Sequence[int], full: FullPrefill) -> dict[str, float]:
+    """Return every metric against full prefill, by name; that of attention only where full prefill's outputs are there.
+
+    Args:
+        prefill: of the same prompt. Its canvas is written behind the prompt.
+        answer: its own greedy answer.
+    """
+    logs = engine.continuation(prefill, full.forced)
+    kl = kl_rows(full.logs, logs)
+    found = {
+        "first_kl": float(kl[0]),
+        "answer_kl": float(kl.mean()),
+        "top1": float(top1_rows(full.logs, logs).float().mean()),
+        "same_answer": identical(full.answer, answer),
+    }
+    if full.attention is not None:
+        found["attention_error"] = attention_error(full.attention, attention_outputs(engine, prefill, full.question))
+    return found
+
+
+class _Outputs(Observer):
+    """Keeps the attention outputs of the rows that it sees, layer by layer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._kernels = engine.decoder.kernels
+        self.layers: list[Tensor] = []
+
+    def after_write(
+        self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
+    ) -> None:
+        """Compute what attention computes next."""
+        output = self._kernels.attend(
+            query.contiguous(),
+            Canvases([rows.canvas.k], [rows.canvas.v]),
+            layer,
+            Batch([rows.positions], [rows.visible]),
+            scale=attention.scale,
+            window=attention.window,
+            softcap=attention.softcap,
+        )
+        self.layers.append(output.float())
+
+
+def attention_outputs(engine: Engine, prefill: Prefill, question: Sequence[int]) -> Tensor:
+    """Return the attention outputs (the input of ``o_proj``) ``[L, H, R, D]`` float32 of a prompt's last R rows.
+
+    The rows run again over the prefill's canvas, which takes as long as R further tokens, and nothing else.
+
+    Args:
+        question: the R token ids that end the prompt.
+
+    Raises:
+        InvalidInput: more tokens than the prompt has, or none.
+    """
+    tokens = prefill.report.tokens
+    if not 0 < len(question) <= tokens:
+        raise InvalidInput("question", f"{len(question)} tokens", f"1 to {tokens}, which the prompt has")
+    device = engine.decoder.device
+    positions = torch.arange(tokens - len(question), tokens, device=device)
+    seen = _Outputs(engine)
+    ids = torch.tensor(question, device=device)
+    passes.unstopped(engine.decoder.forward([Rows(prefill.canvas, positions, ids, observer=seen)]))
+    return torch.stack(seen.layers)
+
+
+def attention_error(full: Tensor, other: Tensor) -> float:
+    """Return the RMS of the difference over the RMS of full prefill's outputs, ``[L, H, R, D]``: mean over layers."""
+    missed = (other - full).flatten(1).norm(dim=1)
+    return float((missed / full.flatten(1).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)).mean())

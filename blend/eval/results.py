@@ -15,14 +15,16 @@ FILE = "results.json"
 """The document's name in a results directory."""
 
 
-def dumps(document: Any) -> str:
+def dumps(document: Any, indent: int | None = 1) -> str:
     """Return a JSON document with sorted keys and a line end; what JSON cannot say (NaN, say) is refused.
+
+    ``indent=None`` gives one line.
 
     Raises:
         InvalidInput: a value has no place in JSON.
     """
     try:
-        return json.dumps(document, sort_keys=True, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+        return json.dumps(document, sort_keys=True, ensure_ascii=False, indent=indent, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise InvalidInput("results", str(error), "finite numbers, texts, lists and names with values") from error
 

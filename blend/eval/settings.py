@@ -97,7 +97,7 @@ class Settings(CommandSettings):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidInput(name, value, f"{least} or more")
-        EngineConfig(self.model, dtype=self.dtype)  # type: ignore[arg-type]  # refuses what is not known
+        EngineConfig(self.model, dtype=self.dtype)  # refuses what is not known
         for name in ("methods", "ratios", "metrics"):
             _some_and_once(name, getattr(self, name))
         for ratio in self.ratios:
@@ -112,7 +112,8 @@ class Settings(CommandSettings):
 
     def measured(self) -> dict[str, Any]:
         """Return, as JSON has it, what the measurement depends on: not the margins, nor where results go."""
-        return {n: encode(getattr(self, n)) for n in sorted(hints(type(self)).keys() - self.HOW - {"HOW", "margins"})}
+        names = {f.name for f in fields(self)} - self.HOW - {"margins"}
+        return {name: encode(getattr(self, name)) for name in sorted(names)}
 
 
 def _some_and_once(name: str, values: Sequence[object]) -> None:
@@ -154,7 +155,7 @@ def build(kind: type[AnySettings], flags: Mapping[str, object]) -> AnySettings:
         NotFound: no such file.
         InvalidInput: not YAML, an unknown key (with the nearest), or a wrong value.
     """
-    given: dict[str, object] = {}
+    given: dict[str, Any] = {}
     where = flags.get("config")
     if where is not None:
         given.update(from_yaml(kind, str(where)))

@@ -97,6 +97,33 @@ def paired(
     return Paired(_interval(sums, counts, samples, seed), _sign_flip(sums, seed))
 
 
+def ratio(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    *,
+    samples: int = 2000,
+    seed: int = 0,
+) -> Estimate | None:
+    """Return the ratio of two means over the same questions, with its interval as in :func:`bootstrap`.
+
+    Numerator and denominator are drawn together. ``None`` where the denominators' mean may be chance (:func:`noise`):
+    a ratio to it would say nothing.
+
+    Raises:
+        InvalidInput: as :func:`bootstrap`, or the two are not of one length.
+    """
+    above, below = _finite("numerators", numerators), _finite("denominators", denominators)
+    if len(above) != len(below):
+        raise InvalidInput("denominators", f"{len(below)} values", f"as many as there are numerators ({len(above)})")
+    if noise(bootstrap(denominators, clusters, samples=samples, seed=seed)):
+        return None
+    sums, weights = _by_cluster(above, clusters)[0], _by_cluster(below, clusters)[0]
+    with np.errstate(divide="ignore", invalid="ignore"):  # refused below
+        found = _interval(sums, weights, samples, seed)
+    return found if math.isfinite(found.low) and math.isfinite(found.high) else None
+
+
 def holm(ps: Sequence[float]) -> list[float]:
     """Return p-values corrected for being several tests (Holm 1979), in the order given.
 

@@ -11,6 +11,7 @@ from blend import Plan
 from blend.eval import __main__ as command
 from blend.eval.stats import bootstrap
 from tests import tiny
+from tests.eval import samples
 
 
 @pytest.fixture
@@ -21,37 +22,49 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    rows = [
-        {"question": f"what {i}?", "answers": ["x"], "ctxs": [{"text": f"passage {i} {j}. " * 4} for j in range(3)]}
-        for i in range(3)
-    ]
-    path = tmp_path / "data.json"
-    path.write_text(json.dumps(rows))
-    return path
+    return samples.write_data(tmp_path / "data.json")
 
 
 def test_run_prints_one_json_document(model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--dataset", str(data), "--model", str(model), "--ratios", "0.2,1", "--max-new-tokens", "4", "--json"]
     assert command.main(["run", "--methods", "full,reuse,query", *arguments]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    rows = json.loads(printed.out)["rows"]
     assert [(r["method"], r["ratio"]) for r in rows] == [
         ("full", None),
         ("reuse", None),
         ("query", 0.2),
         ("query", 1.0),
     ]
-    full, reuse, _, whole = rows
-    assert full["first_kl"]["mean"] == whole["first_kl"]["mean"] == pytest.approx(0, abs=1e-5)
+    full, reuse, _, whole = (r["metrics"] for r in rows)
+    assert full["first_kl"]["mean"] == 0 and whole["first_kl"]["mean"] == pytest.approx(0, abs=1e-5)
     assert full["top1"]["mean"] == 1.0
     assert reuse["first_kl"]["mean"] > 1e-4
     assert reuse["first_kl"]["low"] <= reuse["first_kl"]["mean"] <= reuse["first_kl"]["high"]
     assert all(r["questions"] == 3 for r in rows)
 
 
-def test_run_prints_a_table(model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_tables_and_what_differences_are_worth(
+    model: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(["run", "--methods", "reuse", "--dataset", str(data), "--model", str(model)]) == 0
     out = capsys.readouterr().out
     assert "first-token KL" in out and "reuse" in out and "3 questions" in out
+    assert "inside the noise: 3 questions are too few to tell" in out
+
+
+def test_help_names_every_command_and_setting_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--help"])
+    assert ended.value.code == 0
+    listed = capsys.readouterr().out
+    for name in ("run", "sweep", "compare", "calibrate"):
+        assert f"    {name}" in listed
+        with pytest.raises(SystemExit):
+            command.main([name, "--help"])
+        shown = capsys.readouterr().out
+        assert f"examples:\n  blend-eval {name} " in shown and "--config" in shown and "--json" in shown
 
 
 def test_calibrate_writes_what_the_engine_reads(model: Path, data: Path, tmp_path: Path) -> None:
@@ -89,6 +102,8 @@ def test_a_calibration_that_cannot_be_made_is_refused_before_it_runs(
         (["--ratios", "2"], "ratio"),
         (["--dataset", "nowhere.json"], "nowhere"),
         (["--limit", "0"], "limit"),
+        (["--metrics", "f2"], "f1 (the nearest)"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )
 def test_wrong_arguments_are_named(

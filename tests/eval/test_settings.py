@@ -48,7 +48,8 @@ def test_flags_become_values_of_the_fields_types() -> None:
 def test_yaml_says_what_flags_say_and_flags_beat_it(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(
-        "limit: 3\nmax-new-tokens: 4\nratios: [0, 0.2]\nmethods: reuse,head\nmargins: {f1: 1}\njson: true\ndataset: '7'\n"
+        "limit: 3\nmax-new-tokens: 4\nratios: [0, 0.2]\nmethods: reuse,head\n"
+        "margins: {f1: 1}\njson: true\ndataset: '7'\n"
     )
     wanted = parsed(
         Settings, "--limit 3 --max-new-tokens 4 --ratios 0,0.2 --methods reuse,head --margins f1=1 --json --dataset 7"

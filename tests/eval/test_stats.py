@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from blend.errors import InvalidInput
-from blend.eval.stats import Estimate, bootstrap, holm, noise, non_inferior, paired
+from blend.eval.stats import Estimate, bootstrap, holm, noise, non_inferior, paired, ratio
 
 numbers = st.floats(-1e6, 1e6)
 samples = st.lists(numbers, min_size=1, max_size=25)
@@ -228,3 +228,17 @@ def test_what_has_no_finite_sum_is_refused(values: list[Any]) -> None:
 def test_a_difference_beyond_a_floats_range_is_refused() -> None:
     with pytest.raises(InvalidInput, match="a - b"):
         paired([1e308, 1], [-1e308, 2])
+
+
+def test_a_ratio_of_means_by_hand() -> None:
+    found = ratio([1.0, 2.0] * 4, [2.0, 4.0] * 4)
+    assert found == Estimate(0.5, 0.5, 0.5, 8), "each draw has the same ratio"
+    mixed = ratio([0.0, 2.0] * 4, [2.0, 2.0] * 4)
+    assert mixed is not None and mixed.mean == 0.5 and 0 <= mixed.low < 0.5 < mixed.high <= 1
+
+
+def test_a_ratio_to_what_may_be_chance_says_nothing() -> None:
+    assert ratio([1.0] * 8, [1.0, -1.0] * 4) is None
+    assert ratio([1.0] * 5, [1.0] * 5) is None, "five questions cannot tell"
+    with pytest.raises(InvalidInput, match="denominators"):
+        ratio([1.0] * 8, [1.0] * 7)

@@ -26,7 +26,9 @@ from blend.eval.values import (
     Row,
 )
 
-RECORD = Record("q1", "query", 0.15, "x", ("x", "y"), {"f1": 1.0}, 0.15, 0.15, 0.17, 90, 70, "query", {"fetch": 1.0}, 9.0)
+RECORD = Record(
+    "q1", "query", 0.15, "x", ("x", "y"), {"f1": 1.0}, 0.15, 0.15, 0.17, 90, 70, "query", {"fetch": 1.0}, 9.0
+)
 ROW = Row(
     "query",
     0.15,

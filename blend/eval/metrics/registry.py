@@ -110,8 +110,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
                 "Attention output error",
                 "lower",
                 "",
-                "RMS of the difference between the question's attention outputs and full prefill's, over the RMS of full "
-                "prefill's; mean over the layers.",
+                "RMS of the difference between the question's attention outputs and full prefill's, over the RMS of "
+                "full prefill's; mean over the layers.",
             ),
         )
     }

@@ -1,0 +1,103 @@
+"""Two results of the same prompts, paired by question."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from blend.errors import InvalidInput
+from blend.eval import stats
+from blend.eval.metrics import METRICS
+from blend.eval.names import unknown
+from blend.eval.plan import Planned
+from blend.eval.summary import groups, pairs
+from blend.eval.values import Against, Results, Row
+
+_MUST_MATCH = {"model": "models", "dtype": "dtypes", "dataset": "data", "prompts": "prompts"}
+_MUST_BE_SET_ALIKE = ("max_new_tokens",)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row that both results have, and in each metric by how much ``b`` differs from ``a``: ``b − a``."""
+
+    a: Row
+    b: Row
+    differences: Mapping[str, Against]
+
+    @property
+    def name(self) -> str:
+        """What the row is called: its method and ratio, and what was varied."""
+        varied = self.a.condition and f" ({self.a.condition} {'' if self.a.level is None else self.a.level})"
+        return f"{Planned(self.a.method, self.a.ratio)}{varied}"
+
+
+def check(a: Results, b: Results) -> None:
+    """Refuse results that say nothing about each other.
+
+    Raises:
+        InvalidInput: they are of different models, dtypes, data, prompts or lengths of answers; the message says of
+            which.
+    """
+    differ = [
+        f"{what} ({getattr(a.identity, name)[:16]} and {getattr(b.identity, name)[:16]})"
+        for name, what in _MUST_MATCH.items()
+        if getattr(a.identity, name) != getattr(b.identity, name)
+    ]
+    differ += [
+        f"{name} ({a.settings.get(name)} and {b.settings.get(name)})"
+        for name in _MUST_BE_SET_ALIKE
+        if a.settings.get(name) != b.settings.get(name)
+    ]
+    if differ:
+        raise InvalidInput("compare", "different " + ", ".join(differ), "results of the same model, dtype and prompts")
+    for name, results in (("A", a), ("B", b)):
+        if not results.records:
+            raise InvalidInput(name, f"no answers (kind {results.kind})", "results of run, sweep or robustness")
+
+
+def compare(
+    a: Results, b: Results, *, methods: Collection[str] = (), ratios: Collection[float] = ()
+) -> tuple[Compared, ...]:
+    """Compare the rows that two results share, or those of some methods and ratios; p-values are Holm-corrected.
+
+    Args:
+        methods, ratios: what is compared; all that both have if empty. Ratios narrow methods that have one.
+
+    Raises:
+        InvalidInput: as :func:`check`; or there is nothing that both have; or a method that not both have.
+    """
+    check(a, b)
+    left, right = groups(a.records), groups(b.records)
+    theirs = {row.key: row for row in b.rows}
+    shared = [(row, theirs[row.key]) for row in a.rows if row.key in theirs and row.key in left and row.key in right]
+    known = list(dict.fromkeys(row.method for row, _ in shared))
+    for name in methods:
+        if name not in known:
+            raise unknown("methods of both", name, known)
+    wanted = [
+        (ours, other)
+        for ours, other in shared
+        if (not methods or ours.method in methods) and (not ratios or ours.ratio is None or ours.ratio in ratios)
+    ]
+    if not wanted:
+        raise InvalidInput("compare", "nothing that both have", "results that share a method at a ratio")
+    found = []
+    for ours, other in wanted:
+        differences = {}
+        for name in METRICS:
+            both = pairs(right[other.key], left[ours.key], name)
+            if both.questions:
+                tested = both.paired(b.seed)
+                differences[name] = Against("A", tested.difference, tested.p, tested.p, stats.noise(tested.difference))
+        found.append(Compared(ours, other, differences))
+    return _corrected(found)
+
+
+def _corrected(found: list[Compared]) -> tuple[Compared, ...]:
+    tests = [(i, name) for i, row in enumerate(found) for name in row.differences]
+    corrected = stats.holm([found[i].differences[name].p for i, name in tests])
+    by_row: list[dict[str, Against]] = [{} for _ in found]
+    for (i, name), p in zip(tests, corrected, strict=True):
+        by_row[i][name] = replace(found[i].differences[name], p_holm=p)
+    return tuple(replace(row, differences=by_row[i]) for i, row in enumerate(found))

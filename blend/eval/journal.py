@@ -1,0 +1,150 @@
+"""What a run has measured so far, line by line, so that one that was stopped goes on where it stood."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from blend.errors import InvalidInput, ResourceExhausted
+from blend.eval.decoding import decode, encode
+from blend.eval.results import dumps
+from blend.eval.values import VERSION, Heatmap, Record
+
+FILE = "records.jsonl"
+"""The journal's name in a results directory."""
+
+
+class Journal:
+    """The file ``records.jsonl`` of a results directory, held by one process at a time; also a context manager.
+
+    Its first line is a header: what is measured. Each further line is one record, or the heatmap, written as soon as
+    it is there. A last line that was cut off is dropped; whatever else is wrong is refused.
+
+    Args:
+        directory: made where it is missing.
+        restart: begin anew, whatever the file holds.
+
+    Attributes:
+        header: what the first line says, or ``None`` in a new file.
+        records: those that the file held, and those that were added.
+        heatmap: the one that the file held, or that was added.
+
+    Raises:
+        InvalidInput: a line that is no record, with its number.
+        ResourceExhausted: another process is writing it.
+        OSError: it cannot be read or written.
+    """
+
+    def __init__(self, directory: Path, *, restart: bool = False) -> None:
+        self.path = directory / FILE
+        self.header: Mapping[str, Any] | None = None
+        self.records: list[Record] = []
+        self.heatmap: Heatmap | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "a+b")  # noqa: SIM115  # closed by close
+        try:
+            self._lock()
+            if restart:
+                self._file.truncate(0)
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ResourceExhausted(f"{self.path} is being written by another process") from error
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        whole = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n"):
+                break  # cut off while it was written
+            self._take(number, line)
+            whole += len(line)
+        self._file.truncate(whole)
+
+    def _take(self, number: int, line: bytes) -> None:
+        where = f"{self.path}: line {number}"
+        try:
+            raw = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(
+                where, str(error), "JSON, as written by blend-eval (or begin anew: --restart)"
+            ) from error
+        kind, value = next(iter(raw.items())) if isinstance(raw, dict) and len(raw) == 1 else ("", raw)
+        if number == 1:
+            if kind != "header" or not isinstance(value, dict) or value.get("version") != VERSION:
+                raise InvalidInput(where, kind or raw, f"a header of version {VERSION} (or begin anew: --restart)")
+            self.header = value
+        elif kind == "record":
+            self.records.append(decode(Record, value, where))
+        elif kind == "heatmap":
+            self.heatmap = decode(Heatmap, value, where)
+        else:
+            raise InvalidInput(where, kind or raw, "a record or a heatmap (or begin anew: --restart)")
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Write the first line of a new file."""
+        if self.header is not None:
+            raise InvalidInput("header", "a second one", "one header a journal")
+        self.header = {"version": VERSION, **encode(header)}
+        self._write("header", self.header)
+
+    def check(self, section: str, wanted: Mapping[str, Any]) -> None:
+        """Compare a section of the header with what is to be measured now.
+
+        Raises:
+            InvalidInput: they differ; the message says in what.
+        """
+        if self.header is None:
+            return
+        there, now = self.header.get(section), encode(wanted)
+        there = there if isinstance(there, dict) else {}
+        differ = [name for name in sorted(there.keys() | now.keys()) if there.get(name) != now.get(name)]
+        if differ:
+            told = "; ".join(f"{name} was {_short(there.get(name))}, is {_short(now.get(name))}" for name in differ)
+            raise InvalidInput(
+                str(self.path.parent), told, "results of the same settings, another directory, --restart"
+            )
+
+    def add(self, record: Record) -> None:
+        """Write a record; it outlives this process from now on."""
+        self._write("record", encode(record))
+        self.records.append(record)
+
+    def add_heatmap(self, heatmap: Heatmap) -> None:
+        """Write the heatmap."""
+        self._write("heatmap", encode(heatmap))
+        self.heatmap = heatmap
+
+    def _write(self, kind: str, value: Any) -> None:
+        self._file.write(dumps({kind: value}, indent=None).encode())
+        self._file.flush()
+        if kind == "header":
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let go of the file. Safe to call again."""
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

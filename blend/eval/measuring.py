@@ -1,0 +1,225 @@
+"""From settings to results: data, prompts, every question and method, what was measured before left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from blend.config import EngineConfig, StoreConfig
+from blend.engine import Engine
+from blend.eval import datasets, results
+from blend.eval.datasets import Dataset
+from blend.eval.decoding import decode, encode
+from blend.eval.environment import environment
+from blend.eval.heatmap import heatmap, subject
+from blend.eval.journal import Journal
+from blend.eval.plan import Planned, plan
+from blend.eval.prompts import Prepared, prepare
+from blend.eval.runner import NAMESPACE, measure
+from blend.eval.settings import Settings
+from blend.eval.summary import summarize
+from blend.eval.values import Environment, Heatmap, Identity, Record, Results
+from blend.model import source
+from blend.model.fingerprint import weights_digest
+
+HOST_BYTES = 4 << 30
+"""Budget of the chunks in memory: what the chunks of one prompt may take, and no more than is touched is taken."""
+
+
+def load_dataset(settings: Settings) -> Dataset:
+    """Return the questions that settings name. Errors are those of :func:`blend.eval.datasets.load`."""
+    return datasets.load(
+        settings.dataset,
+        passages=settings.passages,
+        limit=settings.limit,
+        seed=settings.seed,
+        fields=settings.fields,
+        split=settings.split,
+    )
+
+
+def open_engine(settings: Settings) -> Engine:
+    """Return an engine for measuring: chunks in memory alone, nothing computed in the background.
+
+    What is measured must not push a user's own chunks out of their store.
+    """
+    store = StoreConfig(host_bytes=HOST_BYTES, disk_bytes=0)
+    return Engine(EngineConfig(settings.model, dtype=settings.dtype, recompute_misses=False, store=store))
+
+
+def identity(engine: Engine, settings: Settings, dataset: Dataset, prompts: str) -> Identity:
+    """Return what results of this engine on these prompts (their digest) must share with others."""
+    stats = engine.stats()
+    return Identity(stats.model_fingerprint, settings.model, stats.dtype, dataset.digest, prompts)
+
+
+@contextmanager
+def progress_bar(what: str, total: int, done: int, *, show: bool) -> Iterator[Any]:
+    """Yield a function that moves a bar with time left on by one step, on standard error."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("spent"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not show, speed_estimate_period=3600) as progress:
+        task = progress.add_task(what, total=total, completed=done)
+        yield lambda: progress.advance(task)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was measured, and what with."""
+
+    records: Sequence[Record]
+    heatmap: Heatmap | None
+    environment: Environment
+    identity: Identity
+    dropped: Mapping[str, int]
+
+
+def collect(kind: Literal["run", "sweep"], settings: Settings) -> Results:
+    """Measure what settings ask for and return the results, which are written where the settings say.
+
+    With a results directory, each record is kept as soon as it is there, and what a stopped run has kept is not
+    measured again; a run that has everything loads no model.
+
+    Raises:
+        InvalidInput: wrong settings or data, or a directory that holds results of other settings.
+        ModelError: the model cannot be used.
+        OSError: the results cannot be written.
+    """
+    planned = plan(settings.methods, settings.ratios)
+    dataset = load_dataset(settings)
+    measured = {**settings.measured(), "digest": dataset.digest}
+    if settings.results is None:
+        found = _measure(settings, dataset, planned, None)
+    else:
+        with Journal(Path(settings.results).expanduser(), restart=settings.restart) as journal:
+            journal.check("settings", measured)
+            journal.check("weights", _weights(settings))
+            found = _finished(journal, planned) or _measure(settings, dataset, planned, journal)
+    return _document(kind, settings, measured, dataset, found)
+
+
+def _document(
+    kind: Literal["run", "sweep"], settings: Settings, measured: Mapping[str, Any], dataset: Dataset, found: _Found
+) -> Results:
+    made = Results(
+        kind=kind,
+        command=settings.line(kind),
+        settings={**measured, "margins": dict(settings.margins)},
+        environment=found.environment,
+        identity=found.identity,
+        questions=len({record.question for record in found.records}),
+        dropped={**dataset.dropped, **found.dropped},
+        seed=settings.seed,
+        rows=summarize(found.records, margins=settings.margins, seed=settings.seed),
+        records=tuple(found.records),
+        heatmap=found.heatmap,
+    )
+    if settings.results is not None:
+        results.write(Path(settings.results).expanduser(), made)
+    return made
+
+
+def _weights(settings: Settings) -> dict[str, str]:
+    """Return what tells without loading a model whether its weights are still those that were measured."""
+    return {"digest": weights_digest(source.resolve(settings.model))}
+
+
+def _finished(journal: Journal, planned: Sequence[Planned]) -> _Found | None:
+    """Return what a journal holds, if that is everything."""
+    header = journal.header
+    if header is None:
+        return None
+    wanted = [(question, p) for question in header["questions"] for p in planned]
+    if len(journal.records) < len(wanted) or (journal.heatmap is None and subject(planned) is not None):
+        return None
+    where = str(journal.path)
+    return _Found(
+        _in_order(journal.records, header["questions"], planned),
+        journal.heatmap,
+        decode(Environment, header["environment"], where),
+        decode(Identity, header["identity"], where),
+        header["dropped"],
+    )
+
+
+def _measure(settings: Settings, dataset: Dataset, planned: Sequence[Planned], journal: Journal | None) -> _Found:
+    """Measure what the journal has not, question by question."""
+    with ExitStack() as stack:
+        engine = stack.enter_context(open_engine(settings))
+        prepared = prepare(engine, dataset.examples, max_new_tokens=settings.max_new_tokens)
+        known = identity(engine, settings, dataset, prepared.digest)
+        where = environment(engine)
+        if journal is not None:
+            _begin(journal, settings, dataset, prepared, known, where)
+        records = [] if journal is None else list(journal.records)
+        drawn = None if journal is None else journal.heatmap
+        shown = subject(planned)
+        done = {record.key for record in records}
+        total = len(prepared.questions) * len(planned)
+        step = stack.enter_context(progress_bar("answers", total, len(done), show=not settings.json))
+        for example, prompt in prepared.questions:
+            missing = [p for p in planned if (example.id, "", None, 0, p.method, p.ratio) not in done]
+            if not missing:
+                continue
+            found = measure(
+                engine,
+                example,
+                prompt,
+                missing,
+                max_new_tokens=settings.max_new_tokens,
+                metrics=settings.metrics,
+            )
+            for record in found:
+                records.append(record)
+                if journal is not None:
+                    journal.add(record)
+                step()
+            if drawn is None and shown is not None:
+                drawn = heatmap(engine, example.id, prompt, shown, namespace=NAMESPACE)
+                if journal is not None:
+                    journal.add_heatmap(drawn)
+    order = [example.id for example, _ in prepared.questions]
+    return _Found(_in_order(records, order, planned), drawn, where, known, prepared.dropped)
+
+
+def _begin(
+    journal: Journal,
+    settings: Settings,
+    dataset: Dataset,
+    prepared: Prepared,
+    known: Identity,
+    where: Environment,
+) -> None:
+    """Write the header of a new journal; of an old one, refuse to go on with another model or other prompts."""
+    if journal.header is None:
+        journal.begin(
+            {
+                "settings": {**settings.measured(), "digest": dataset.digest},
+                "weights": _weights(settings),
+                "identity": known,
+                "environment": where,
+                "questions": [example.id for example, _ in prepared.questions],
+                "dropped": prepared.dropped,
+            }
+        )
+    journal.check("identity", encode(known))
+
+
+def _in_order(records: Sequence[Record], questions: Sequence[str], planned: Sequence[Planned]) -> list[Record]:
+    """Return records by question and then by method, as they were asked for, in whatever order they came."""
+    by_question = {question: i for i, question in enumerate(questions)}
+    by_method = {(p.method, p.ratio): i for i, p in enumerate(planned)}
+    return sorted(records, key=lambda r: (by_question[r.question], by_method[r.method, r.ratio]))

@@ -1,0 +1,117 @@
+"""One question, every method: full prefill first, then each of the others held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from blend.engine import Engine
+from blend.errors import InvalidInput
+from blend.eval import methods
+from blend.eval.datasets import Example
+from blend.eval.fidelity import FullPrefill, closeness, full_prefill
+from blend.eval.metrics import METRICS, text_scores
+from blend.eval.plan import FULL, Planned
+from blend.eval.values import Level, Record
+from blend.types import Chunk, Prefill, Prompt, Report, Text
+
+NAMESPACE = "evaluation"
+
+TIMINGS = ("lookup", "fetch", "rotate", "select", "recompute", "first_token")
+"""What a record's timings hold, in milliseconds."""
+
+_SELF = {"first_kl": 0.0, "answer_kl": 0.0, "top1": 1.0, "same_answer": 1.0, "attention_error": 0.0}
+"""What full prefill is against itself."""
+
+CLOSENESS = tuple(_SELF)
+"""Metrics against full prefill of the same prompt; the others are of an answer's text."""
+
+
+def measure(
+    engine: Engine,
+    example: Example,
+    prompt: Prompt,
+    planned: Sequence[Planned],
+    *,
+    max_new_tokens: int,
+    metrics: Collection[str] = tuple(METRICS),
+    namespace: str = NAMESPACE,
+    condition: str = "",
+    level: Level = None,
+    order: int = 0,
+) -> Iterator[Record]:
+    """Measure one prompt; yields a record a method as soon as it is there, in the order given.
+
+    The prompt's chunks are encoded first, so that every method finds them in memory. Each method prefills once: its
+    time to first token, its answer and its distance to full prefill all come of that one prefill. Full prefill runs
+    whether it is among ``planned`` or not.
+
+    Args:
+        example: whose answers count as right.
+        prompt: of the example; ends with the question.
+        planned: methods with their ratios.
+        max_new_tokens: most tokens of an answer.
+        metrics: which are wanted.
+        condition, level, order: what the records say was varied.
+
+    Raises:
+        InvalidInput: a prompt without a question behind its chunks.
+        BlendError: what the engine raises.
+    """
+    question = prompt.segments[-1]
+    if not isinstance(question, Text):
+        raise InvalidInput("prompt", "a chunk at its end", "a question behind the last chunk")
+    engine.precompute([s for s in prompt.segments if isinstance(s, Chunk)], namespace=namespace)
+    full: FullPrefill | None = None
+
+    def run(wanted: Planned) -> Prefill:
+        known = None if full is None else methods.Reference(full.prefill, full.forced)
+        return methods.prefill(
+            engine,
+            wanted.method,
+            wanted.ratio,
+            prompt,
+            namespace=namespace,
+            reserve=max_new_tokens,
+            reference=known,
+        )
+
+    attention = "attention_error" in metrics
+    full = full_prefill(engine, run(FULL), question.token_ids, max_new_tokens, attention=attention)
+    for wanted in planned:
+        if wanted == FULL:
+            prefill, answer, close = full.prefill, full.answer, dict(_SELF)
+        else:
+            prefill = run(wanted)
+            answer = engine.greedy(prefill, max_new_tokens)
+            close = closeness(engine, prefill, answer, full)
+        text = engine.tokenizer.decode(answer)
+        found = {name: value for name, value in close.items() if name in metrics}
+        wording = [name for name in metrics if name not in CLOSENESS]
+        found |= text_scores(text, example.answers, wording, tokenizer=engine.tokenizer.encode)
+        report = prefill.report
+        yield Record(
+            question=example.id,
+            method=wanted.method,
+            ratio=wanted.ratio,
+            answer=text,
+            gold=example.answers,
+            metrics=found,
+            requested=report.requested_ratio,
+            selected=report.selected_ratio,
+            charged=report.charged_ratio,
+            tokens=report.tokens,
+            cached=report.cached,
+            mode=report.mode,
+            timings={name: getattr(report.timings, name) for name in TIMINGS},
+            ttft_ms=report.timings.ttft,
+            condition=condition,
+            level=level,
+            order=order,
+            warnings=_warnings(report),
+        )
+
+
+def _warnings(report: Report) -> tuple[str, ...]:
+    """Return the report's warnings, and one for chunks that should have been in memory and were not."""
+    lost = sum(chunk.outcome in ("miss", "failed") for chunk in report.chunks)
+    return (*report.warnings, f"{lost} chunks were not in the store") if lost else report.warnings
