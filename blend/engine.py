@@ -19,7 +19,7 @@ from blend.model.decoder import Decoder
 from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Detokenizer
 from blend.pipeline import Pipeline, Request, at_first_token
-from blend.recompute import assemble, calibration, planner
+from blend.recompute import assemble, calibration, machine, planner
 from blend.recompute.prefill import Repair
 from blend.recompute.scratch import Scratch, Shapes
 from blend.recompute.streams import pinned_for
@@ -73,7 +73,10 @@ class Engine:
             layout_version=LAYOUT_VERSION,
             rope=getattr(text_config, "rope_parameters", None) or {},
         )
-        self._speed = planner.PrefillSpeed(self.decoder)
+        measured = None
+        if self.calibration is not None:
+            measured = self.calibration.prefill_on(machine.describe(self.decoder.device, self.decoder.dtype))
+        self._speed = planner.PrefillSpeed(self.decoder, measured)
         self.store, secret = open_store(self.config.store, pinned_for(self.decoder.device))
         self._chunks = ChunkCache(
             self.decoder, self.sink, self.store, self.model_fingerprint, secret, self._speed, self.config.max_rows

@@ -7,7 +7,7 @@ from blend.recompute.budget import Budget
 from blend.recompute.planner import Decision
 from blend.recompute.prefill import Outcome
 from blend.recompute.select import Blend
-from blend.types import PLAIN_METHODS, Report, Timings
+from blend.types import EXACT_METHODS, PLAIN_METHODS, Report, Timings
 
 
 def build_report(
@@ -59,9 +59,9 @@ def _warnings(
     decision: Decision, blend: Blend, budget: Budget, outcome: Outcome, calibrated: bool, lost: Lost
 ) -> tuple[str, ...]:
     found = [f"planned again: {wanted} was lost while it was loaded: {why}" for wanted, why in lost.items()]
+    if decision.method not in EXACT_METHODS and not calibrated:
+        found.append("this model has no calibration: its loss against full prefill is unknown")
     if decision.method not in PLAIN_METHODS:
-        if not calibrated:
-            found.append("this model has no calibration: its loss against full prefill is unknown")
         wanted = Budget(budget.layers, budget.cached, budget.ratio).rows(probe=0)
         none = wanted and len(outcome.selection.positions) == 0 and bool(blend.candidates.any())
         if none and decision.max_charged is not None:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from blend.recompute.canvas import Canvas
 
-PLAIN_METHODS = ("full", "prefix", "reuse")
+EXACT_METHODS = ("full", "prefix")
+"""Methods that lose nothing against full prefill."""
+
+PLAIN_METHODS = (*EXACT_METHODS, "reuse")
 """Methods that select nothing: no cache, the exact prefix alone, or every chunk as it is."""
 
 METHODS = ("auto", *PLAIN_METHODS, "random", "head", "deviation", "query")

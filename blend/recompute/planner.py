@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from blend.errors import InvalidPlan
 from blend.model.decoder import Decoder
 from blend.recompute.budget import Budget
-from blend.recompute.calibration import Calibration
+from blend.recompute.calibration import Calibration, Curve
 from blend.recompute.select import methods
 from blend.types import PLAIN_METHODS, Plan
 
@@ -84,9 +84,14 @@ class PrefillSpeed:
     """Estimates full-prefill time from the passes seen so far, chunks being encoded among them.
 
     It keeps the best rate, so that a slow moment does not make full prefill look slower than it is.
+
+    Args:
+        decoder: the model.
+        start: what a calibration measured on this machine, which holds until passes were faster.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, start: Curve | None = None) -> None:
+        self._start = start
         self._linear = decoder.linear_flops_per_row
         self._attention = 4.0 * decoder.layers * decoder.heads * decoder.head_dim
         self._best = 0.0
@@ -102,5 +107,8 @@ class PrefillSpeed:
             self._best = max(self._best, flops / milliseconds)
 
     def full_ms(self, tokens: int) -> float:
-        """Return the estimated full-prefill time of ``tokens`` in milliseconds; 0 before any pass was seen."""
-        return self.flops(range(tokens)) / self._best if self._best > 0 else 0.0
+        """Return the estimated full-prefill time of ``tokens`` in milliseconds; 0 while nothing is known."""
+        known = [] if self._start is None else [self._start.ms(tokens)]
+        if self._best > 0:
+            known.append(self.flops(range(tokens)) / self._best)
+        return min(known, default=0.0)

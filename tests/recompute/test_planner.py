@@ -76,7 +76,7 @@ def test_auto_settles_for_full_prefill_where_blending_saves_nothing() -> None:
     assert settle(asked, **{**good, "cached": 0}) == asked
 
 
-@pytest.mark.parametrize("change", [{"version": 2}, {"points": [{}]}, {"default": {"method": "x", "ratio": 1}}])
+@pytest.mark.parametrize("change", [{"version": 3}, {"points": [{}]}, {"default": {"method": "x", "ratio": 1}}])
 def test_a_wrong_calibration_file_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(InvalidConfig, match="test"):
         calibration.parse(json.dumps({**FILE, **change}), "test")
