@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,11 +20,11 @@ from blend.eval.environment import environment
 from blend.eval.heatmap import heatmap, subject
 from blend.eval.journal import Journal
 from blend.eval.plan import Planned, plan
-from blend.eval.prompts import Prepared, prepare
+from blend.eval.prompts import Prepared, Vary, as_it_is, prepare
 from blend.eval.runner import NAMESPACE, measure
 from blend.eval.settings import Settings
 from blend.eval.summary import summarize
-from blend.eval.values import Environment, Heatmap, Identity, Record, Results
+from blend.eval.values import Environment, Heatmap, Identity, Kind, Record, Results
 from blend.model import source
 from blend.model.fingerprint import weights_digest
 
@@ -87,11 +87,14 @@ class _Found:
     dropped: Mapping[str, int]
 
 
-def collect(kind: Literal["run", "sweep"], settings: Settings) -> Results:
+def collect(kind: Kind, settings: Settings, vary: Vary = as_it_is) -> Results:
     """Measure what settings ask for and return the results, which are written where the settings say.
 
     With a results directory, each record is kept as soon as it is there, and what a stopped run has kept is not
     measured again; a run that has everything loads no model.
+
+    Args:
+        vary: which prompts are made of each question.
 
     Raises:
         InvalidInput: wrong settings or data, or a directory that holds results of other settings.
@@ -102,18 +105,16 @@ def collect(kind: Literal["run", "sweep"], settings: Settings) -> Results:
     dataset = load_dataset(settings)
     measured = {**settings.measured(), "digest": dataset.digest}
     if settings.results is None:
-        found = _measure(settings, dataset, planned, None)
+        found = _measure(settings, dataset, planned, vary, None)
     else:
         with Journal(Path(settings.results).expanduser(), restart=settings.restart) as journal:
             journal.check("settings", measured)
             journal.check("weights", _weights(settings))
-            found = _finished(journal, planned) or _measure(settings, dataset, planned, journal)
+            found = _finished(journal, planned) or _measure(settings, dataset, planned, vary, journal)
     return _document(kind, settings, measured, dataset, found)
 
 
-def _document(
-    kind: Literal["run", "sweep"], settings: Settings, measured: Mapping[str, Any], dataset: Dataset, found: _Found
-) -> Results:
+def _document(kind: Kind, settings: Settings, measured: Mapping[str, Any], dataset: Dataset, found: _Found) -> Results:
     made = Results(
         kind=kind,
         command=settings.line(kind),
@@ -142,12 +143,12 @@ def _finished(journal: Journal, planned: Sequence[Planned]) -> _Found | None:
     header = journal.header
     if header is None:
         return None
-    wanted = [(question, p) for question in header["questions"] for p in planned]
-    if len(journal.records) < len(wanted) or (journal.heatmap is None and subject(planned) is not None):
+    asked = [tuple(key) for key in header["asked"]]
+    if len(journal.records) < len(asked) * len(planned) or (journal.heatmap is None and subject(planned) is not None):
         return None
     where = str(journal.path)
     return _Found(
-        _in_order(journal.records, header["questions"], planned),
+        _in_order(journal.records, asked, planned),
         journal.heatmap,
         decode(Environment, header["environment"], where),
         decode(Identity, header["identity"], where),
@@ -155,11 +156,13 @@ def _finished(journal: Journal, planned: Sequence[Planned]) -> _Found | None:
     )
 
 
-def _measure(settings: Settings, dataset: Dataset, planned: Sequence[Planned], journal: Journal | None) -> _Found:
-    """Measure what the journal has not, question by question."""
+def _measure(
+    settings: Settings, dataset: Dataset, planned: Sequence[Planned], vary: Vary, journal: Journal | None
+) -> _Found:
+    """Measure what the journal has not, prompt by prompt."""
     with ExitStack() as stack:
         engine = stack.enter_context(open_engine(settings))
-        prepared = prepare(engine, dataset.examples, max_new_tokens=settings.max_new_tokens)
+        prepared = prepare(engine, dataset.examples, max_new_tokens=settings.max_new_tokens, vary=vary)
         known = identity(engine, settings, dataset, prepared.digest)
         where = environment(engine)
         if journal is not None:
@@ -168,19 +171,22 @@ def _measure(settings: Settings, dataset: Dataset, planned: Sequence[Planned], j
         drawn = None if journal is None else journal.heatmap
         shown = subject(planned)
         done = {record.key for record in records}
-        total = len(prepared.questions) * len(planned)
+        total = len(prepared.asked) * len(planned)
         step = stack.enter_context(progress_bar("answers", total, len(done), show=not settings.json))
-        for example, prompt in prepared.questions:
-            missing = [p for p in planned if (example.id, "", None, 0, p.method, p.ratio) not in done]
+        for one in prepared.asked:
+            missing = [p for p in planned if (*one.key, p.method, p.ratio) not in done]
             if not missing:
                 continue
             found = measure(
                 engine,
-                example,
-                prompt,
+                one.example,
+                one.prompt,
                 missing,
                 max_new_tokens=settings.max_new_tokens,
                 metrics=settings.metrics,
+                condition=one.condition,
+                level=one.level,
+                order=one.order,
             )
             for record in found:
                 records.append(record)
@@ -188,10 +194,10 @@ def _measure(settings: Settings, dataset: Dataset, planned: Sequence[Planned], j
                     journal.add(record)
                 step()
             if drawn is None and shown is not None:
-                drawn = heatmap(engine, example.id, prompt, shown, namespace=NAMESPACE)
+                drawn = heatmap(engine, one.example.id, one.prompt, shown, namespace=NAMESPACE)
                 if journal is not None:
                     journal.add_heatmap(drawn)
-    order = [example.id for example, _ in prepared.questions]
+    order = [one.key for one in prepared.asked]
     return _Found(_in_order(records, order, planned), drawn, where, known, prepared.dropped)
 
 
@@ -211,15 +217,17 @@ def _begin(
                 "weights": _weights(settings),
                 "identity": known,
                 "environment": where,
-                "questions": [example.id for example, _ in prepared.questions],
+                "asked": [one.key for one in prepared.asked],
                 "dropped": prepared.dropped,
             }
         )
     journal.check("identity", encode(known))
 
 
-def _in_order(records: Sequence[Record], questions: Sequence[str], planned: Sequence[Planned]) -> list[Record]:
-    """Return records by question and then by method, as they were asked for, in whatever order they came."""
-    by_question = {question: i for i, question in enumerate(questions)}
+def _in_order(
+    records: Sequence[Record], asked: Sequence[tuple[object, ...]], planned: Sequence[Planned]
+) -> list[Record]:
+    """Return records by prompt and then by method, as they were asked for, in whatever order they came."""
+    by_prompt = {key: i for i, key in enumerate(asked)}
     by_method = {(p.method, p.ratio): i for i, p in enumerate(planned)}
-    return sorted(records, key=lambda r: (by_question[r.question], by_method[r.method, r.ratio]))
+    return sorted(records, key=lambda r: (by_prompt[r.key[:4]], by_method[r.method, r.ratio]))

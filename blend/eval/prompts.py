@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from blend.config import RagConfig
 from blend.engine import Engine
 from blend.errors import InvalidInput
 from blend.eval.datasets import Example
+from blend.eval.values import Level
 from blend.rag.chunking import render_chunk
 from blend.rag.prompt import PromptBuilder
 from blend.types import Chunk, Prompt
@@ -20,40 +23,70 @@ TOO_LONG = "longer than the model"
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Examples with their prompts, how many were dropped by reason, and the digest of all prompts that are left."""
+class Asked:
+    """One prompt of an example; ``condition``, ``level`` and ``order`` say what was varied, as in a record."""
 
-    questions: tuple[tuple[Example, Prompt], ...]
+    example: Example
+    prompt: Prompt
+    condition: str = ""
+    level: Level = None
+    order: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, Level, int]:
+        """What is the same of no two prompts of a data set."""
+        return (self.example.id, self.condition, self.level, self.order)
+
+
+Vary: TypeAlias = "Callable[[Engine, Example, Counter[str]], Iterable[Asked]]"
+"""Makes the prompts of an example; what it cannot make it counts by reason."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All prompts, how many questions were dropped by reason, and the digest of the prompts that are left."""
+
+    asked: tuple[Asked, ...]
     dropped: Mapping[str, int]
     digest: str
 
 
+def layout(engine: Engine, rag: RagConfig | None = None) -> PromptBuilder:
+    """Return what puts passages and questions together as the service does."""
+    rag = rag or RagConfig()
+    return PromptBuilder(engine.tokenizer, system=rag.system, answer_prefix=rag.answer_prefix)
+
+
 def build_prompt(engine: Engine, example: Example, rag: RagConfig | None = None) -> Prompt:
     """Return the prompt of an example, its passages in the example's order."""
-    rag = rag or RagConfig()
-    builder = PromptBuilder(engine.tokenizer, system=rag.system, answer_prefix=rag.answer_prefix)
     chunks = [Chunk(engine.tokenize(render_chunk(p.title, p.text))) for p in example.passages]
-    return builder.build(chunks, example.question)
+    return layout(engine, rag).build(chunks, example.question)
 
 
-def prepare(engine: Engine, examples: Iterable[Example], *, max_new_tokens: int) -> Prepared:
-    """Build every prompt and drop, never cut, those that the model has no room for with their answer.
+def as_it_is(engine: Engine, example: Example, dropped: Counter[str]) -> Iterator[Asked]:
+    """Yield the one prompt of an example of which nothing is varied."""
+    yield Asked(example, build_prompt(engine, example))
+
+
+def prepare(engine: Engine, examples: Iterable[Example], *, max_new_tokens: int, vary: Vary = as_it_is) -> Prepared:
+    """Build every prompt and drop, never cut, examples with one that the model has no room for with its answer.
 
     Raises:
         InvalidInput: none is left.
     """
     most = engine.decoder.max_positions - max_new_tokens
-    kept, dropped = [], 0
+    kept: list[Asked] = []
+    dropped: Counter[str] = Counter()
     for example in examples:
-        prompt = build_prompt(engine, example)
-        if len(prompt) <= most:
-            kept.append((example, prompt))
+        asked = list(vary(engine, example, dropped))
+        if all(len(one.prompt) <= most for one in asked):
+            kept += asked
         else:
-            dropped += 1
+            dropped[TOO_LONG] += 1
     if not kept:
-        shown = f"{dropped} questions, each longer than {most} tokens with room for its answer"
-        raise InvalidInput("dataset", shown, "at least one question that fits the model")
-    return Prepared(tuple(kept), {TOO_LONG: dropped} if dropped else {}, digest([prompt for _, prompt in kept]))
+        shown = "; ".join(f"{count} {reason}" for reason, count in dropped.items())
+        raise InvalidInput("dataset", shown, f"at least one question of {most} tokens or fewer that can be used")
+    return Prepared(tuple(kept), dict(dropped), digest([one.prompt for one in kept]))
 
 
 def digest(prompts: Sequence[Prompt]) -> str:

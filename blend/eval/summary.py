@@ -12,6 +12,7 @@ from blend.eval import stats
 from blend.eval.metrics import METRICS
 from blend.eval.plan import FULL, REUSE
 from blend.eval.runner import CLOSENESS, TIMINGS
+from blend.eval.spread import spread
 from blend.eval.stats import Estimate
 from blend.eval.values import Against, Level, Record, Row
 
@@ -85,7 +86,7 @@ def _row(key: tuple[str, Level, str, float | None], found: Groups, margins: Mapp
         method=method,
         ratio=ratio,
         questions=len({r.question for r in own}),
-        metrics={name: _mean(own, name, seed) for name in names},
+        metrics={name: _mean(own, name, seed) for name in names} | spread(own, seed=seed),
         charged=fmean(r.charged for r in own),
         selected=fmean(r.selected for r in own),
         ttft_ms={"p50": float(ttft[0]), "p95": float(ttft[1])},

@@ -29,13 +29,13 @@ def test_each_passage_is_a_chunk_and_the_question_ends_the_prompt(engine: Engine
 def test_what_is_too_long_is_dropped_with_its_answers_room_and_never_cut(engine: Engine) -> None:
     examples = [samples.example(0), samples.example(1, passages=12), samples.example(2)]
     whole = prepare(engine, examples, max_new_tokens=4)
-    assert [e.id for e, _ in whole.questions] == ["q0", "q2"]
+    assert [one.example.id for one in whole.asked] == ["q0", "q2"]
     assert whole.dropped == {"longer than the model": 1}
-    assert whole.questions[0][1] == build_prompt(engine, examples[0])
-    length = len(whole.questions[0][1])
+    assert whole.asked[0].prompt == build_prompt(engine, examples[0])
+    length = len(whole.asked[0].prompt)
     room = engine.decoder.max_positions - length
-    assert len(prepare(engine, examples[:1], max_new_tokens=room).questions) == 1
-    with pytest.raises(InvalidInput, match="1 questions, each longer"):
+    assert len(prepare(engine, examples[:1], max_new_tokens=room).asked) == 1
+    with pytest.raises(InvalidInput, match="1 longer than the model"):
         prepare(engine, examples[:1], max_new_tokens=room + 1)
 
 
