@@ -1,125 +1,167 @@
-"""``blend-eval calibrate``: writes the calibration file that method ``auto`` reads."""
+"""``blend-eval calibrate``: the calibration file of a model, by which ``auto`` chooses."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from blend.engine import Engine
 from blend.errors import InvalidInput
-from blend.eval.fidelity import closeness, full_prefill
-from blend.eval.measuring import load_dataset, open_engine, progress_bar
-from blend.eval.plan import WITHOUT_RATIO, plan
-from blend.eval.prompts import prepare
-from blend.eval.runner import NAMESPACE
+from blend.eval import calibrating, results
+from blend.eval.bars import bar
+from blend.eval.journal import Journal
+from blend.eval.measuring import load_dataset
+from blend.eval.perf import tiered_engine, workload
+from blend.eval.plan import plan
+from blend.eval.prompts import Prepared, prepare
 from blend.eval.settings import Settings, setting
-from blend.eval.stats import bootstrap
-from blend.recompute.calibration import VERSION
-from blend.recompute.select import methods
-from blend.types import Chunk, Plan, Prompt
+from blend.eval.stats import Estimate
+from blend.eval.values import Record
+from blend.model import source
+from blend.recompute import calibration
+from blend.recompute.calibration import Calibration
 
-HELP = "write the calibration file that method auto reads"
+HELP = "measure a model once, for method auto and its quality target to go by"
 
 EXAMPLES = """\
-blend-eval calibrate --dataset demo --output blend_calibration.json
+blend-eval calibrate --model ./my-model
+blend-eval calibrate --dataset questions.json --limit 40 --ratios 0.1,0.2 --output blend_calibration.json
 """
 
 
 @dataclass(frozen=True)
 class CalibrateSettings(Settings):
-    """Settings of ``calibrate``."""
+    """What ``calibrate`` takes.
 
-    methods: tuple[str, ...] = setting(("query", "head"), "with commas between")
-    ratios: tuple[float, ...] = setting((0.05, 0.1, 0.15, 0.3), "shares of cached tokens that may be charged")
-    output: str = setting("", "the file, blend_calibration.json in a model's directory")
+    Raises:
+        InvalidInput: a value outside what is allowed.
+    """
+
+    methods: tuple[str, ...] = setting(("query", "head"), "methods that select, with commas between")
+    ratios: tuple[float, ...] = setting(
+        (0.05, 0.1, 0.15, 0.3), "most that is charged, probes included, as shares of cached tokens"
+    )
+    output: str | None = setting(None, "file to write (default: blend_calibration.json beside the model's weights)")
+    lengths: tuple[int, ...] = setting((256, 512, 1024, 2048), "tokens of the prompts that speed is measured with")
+    repeats: int = setting(3, "how often each of them is measured; the best counts")
+
+    HOW = Settings.HOW | {"output"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.lengths, default=0) < 1:
+            raise InvalidInput("lengths", self.lengths, "numbers of 1 or more, at least one")
+        if self.repeats < 1:
+            raise InvalidInput("repeats", self.repeats, "1 or more")
 
 
 SETTINGS = CalibrateSettings
 
 
 def run(settings: CalibrateSettings, console: Console) -> int:
-    """Measure, write the file, and print it."""
-    plan(settings.methods, settings.ratios)  # names what is unknown
-    for name in settings.methods:
-        if name in WITHOUT_RATIO or name not in methods():
-            raise InvalidInput("methods", name, "methods that select, for only they have a ratio to calibrate")
-    output = Path(settings.output)
-    if not settings.output or not os.access(output.parent, os.W_OK) or output.is_dir():
-        raise InvalidInput("output", settings.output, "a file in a directory that can be written to")
-    plans = [Plan(name, ratio, max_charged=ratio) for name in settings.methods for ratio in settings.ratios]
-    found = _measure(settings, plans)
-    points = [_point(p, values) for p, values in zip(plans, found, strict=True)]
-    default = min(points, key=lambda p: (abs(p["ratio"] - 0.15), p["kl"]))
-    written = {
-        "version": VERSION,
-        "model": settings.model,
-        "data": f"{Path(settings.dataset).name}, {settings.passages} passages, seed {settings.seed}",
-        "questions": len(found[0]),
-        "default": {"method": default["method"], "ratio": default["ratio"]},
-        "points": points,
-    }
-    output.write_text(json.dumps(written, indent=1) + "\n", "utf-8")
+    """Measure, write the file, print what is in it; returns the exit code."""
+    planned = tuple(p for p in plan(settings.methods, settings.ratios) if p.method != "full")
+    calibrating.check(settings.methods)
+    output = _writable(settings)
+    made = _measure(settings, [(p.method, p.ratio) for p in planned if p.ratio is not None])
+    results.replace(output, results.dumps(made.as_dict()))
     if settings.json:
-        sys.stdout.write(json.dumps(written) + "\n")
+        sys.stdout.write(results.dumps(made.as_dict()))
     else:
-        console.print(_table(settings, points))
+        _show(console, made, output)
     return 0
 
 
-def _measure(settings: CalibrateSettings, plans: Sequence[Plan]) -> list[list[dict[str, float]]]:
-    """Return for each plan the values of each question, ``charged`` among them."""
+def _writable(settings: CalibrateSettings) -> Path:
+    """Return where the file goes, refused before anything is measured if it cannot."""
+    if settings.output is None:
+        output = source.resolve(settings.model) / calibration.FILE_NAME
+    else:
+        output = Path(settings.output).expanduser()
+    if output.is_dir() or not os.access(output.parent, os.W_OK):
+        raise InvalidInput("output", str(output), "a file in a directory that can be written to")
+    return output
+
+
+def _measure(settings: CalibrateSettings, points: list[tuple[str, float]]) -> Calibration:
     dataset = load_dataset(settings)
-    found: list[list[dict[str, float]]] = [[] for _ in plans]
-    with open_engine(settings) as engine:
-        questions = prepare(engine, dataset.examples, max_new_tokens=settings.max_new_tokens).questions
-        with progress_bar("questions", len(questions), 0, show=not settings.json) as step:
-            for _, prompt in questions:
-                for kept, values in zip(found, _question(engine, prompt, plans, settings), strict=True):
-                    kept.append(values)
-                step()
-    return found
+    with ExitStack() as stack:
+        journal = None
+        if settings.results is not None:
+            journal = stack.enter_context(Journal(Path(settings.results).expanduser(), restart=settings.restart))
+        engine = stack.enter_context(tiered_engine(settings.model, settings.dtype))
+        prepared = prepare(engine, dataset.examples, max_new_tokens=settings.max_new_tokens)
+        if journal is not None:
+            header = {
+                "settings": {**settings.measured(), "digest": dataset.digest},
+                "identity": {"model": engine.model_fingerprint, "prompts": prepared.digest},
+            }
+            if journal.header is None:
+                journal.begin(header)
+            for section, wanted in header.items():
+                journal.check(section, wanted)
+        records = _losses(settings, engine, prepared, points, journal)
+        load = workload(engine, dataset.examples)
+        room = engine.decoder.max_positions - 1
+        with bar("speed", show=not settings.json) as tell:
+            times = calibrating.speeds(engine, load, load.fitting(settings.lengths, room), settings.repeats, tell)
+    about = f"{Path(settings.dataset).name}, {settings.passages} passages, seed {settings.seed}"
+    questions = len({record.question for record in records})
+    return calibrating.assemble(settings.model, about, questions, calibrating.points(records), times)
 
 
-def _question(
-    engine: Engine, prompt: Prompt, plans: Sequence[Plan], settings: CalibrateSettings
-) -> list[dict[str, float]]:
-    most = settings.max_new_tokens
-    engine.precompute([s for s in prompt.segments if isinstance(s, Chunk)], namespace=NAMESPACE)
-    prefill = engine.prefill(prompt, Plan("full"), namespace=NAMESPACE, reserve=most)
-    full = full_prefill(engine, prefill, prompt.segments[-1].token_ids, most, attention=False)
-    found = []
-    for wanted in plans:
-        blended = engine.prefill(prompt, wanted, namespace=NAMESPACE, reserve=most)
-        found.append(closeness(engine, blended, (), full) | {"charged": blended.report.charged_ratio})
-    return found
+def _losses(
+    settings: CalibrateSettings,
+    engine: Engine,
+    prepared: Prepared,
+    points: list[tuple[str, float]],
+    journal: Journal | None,
+) -> list[Record]:
+    """Return every record, those of a stopped run included, question by question."""
+    found = {} if journal is None else {record.key: record for record in journal.records}
+    total = len(prepared.asked) * len(points)
+    with bar("questions", show=not settings.json) as tell:
+        for one in prepared.asked:
+            missing = [point for point in points if (*one.key, *point) not in found]
+            for record in calibrating.measure(
+                engine, one.example, one.prompt, missing, max_new_tokens=settings.max_new_tokens
+            ):
+                if journal is not None:
+                    journal.add(record)
+                found[record.key] = record
+                tell(len(found) / total)
+    return [found[(*one.key, *point)] for one in prepared.asked for point in points]
 
 
-def _point(wanted: Plan, values: Sequence[dict[str, float]]) -> dict[str, Any]:
-    kl = bootstrap([v["first_kl"] for v in values])
-    return {
-        "method": wanted.method,
-        "ratio": wanted.ratio,
-        "charged": round(sum(v["charged"] for v in values) / len(values), 4),
-        "kl": round(kl.mean, 5),
-        "kl_low": round(kl.low, 5),
-        "kl_high": round(kl.high, 5),
-        "top1": round(sum(v["top1"] for v in values) / len(values), 4),
-    }
-
-
-def _table(settings: CalibrateSettings, points: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=f"{settings.model} on {settings.dataset}", caption="against full prefill; KL in nats")
-    for column in ("method", "ratio", "charged", "first-token KL", "top-1"):
+def _show(console: Console, made: Calibration, output: Path) -> None:
+    table = Table(
+        title=f"{made.model}: {made.questions} questions of {made.data}",
+        caption="against full prefill: mean [95% interval], KL in nats; answer KL along full prefill's greedy answer",
+    )
+    for column in ("method", "ratio", "charged", "first-token KL", "answer KL", "top-1"):
         table.add_column(column, justify="left" if column == "method" else "right")
-    for p in points:
-        kl = f"{p['kl']:.3f} [{p['kl_low']:.3f}, {p['kl_high']:.3f}]"
-        table.add_row(p["method"], f"{p['ratio']:g}", f"{p['charged']:.3f}", kl, f"{p['top1']:.3f}")
-    return table
+    for p in made.points:
+        values = [
+            str(Estimate(mean or 0.0, low or 0.0, high or 0.0, made.questions))
+            for mean, low, high in (
+                (p.kl, p.kl_low, p.kl_high),
+                (p.answer_kl, p.answer_kl_low, p.answer_kl_high),
+                (p.top1, p.top1_low, p.top1_high),
+            )
+        ]
+        default = " (default)" if p == made.default else ""
+        table.add_row(p.method + default, f"{p.ratio:g}", f"{p.charged:.3f}", *values)
+    console.print(table)
+    if made.prefill is not None:
+        ms = made.prefill.ms(made.prefill.most)
+        console.print(f"full prefill: {ms:.0f} ms at {made.prefill.most} tokens on {made.machine}", highlight=False)
+    for tier, curve in made.loads.items():
+        rate = curve.most / 1e6 / curve.ms(curve.most)
+        console.print(f"chunks from {tier}: {rate:.2f} GB/s at {curve.most / 1e6:.0f} MB", highlight=False)
+    console.print(f"written to {output}", highlight=False, markup=False, soft_wrap=True)
