@@ -1,0 +1,5 @@
+"""Results of evaluations as one self-contained HTML page."""
+
+from blend.eval.report.page import render
+
+__all__ = ["render"]
