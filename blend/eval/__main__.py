@@ -25,19 +25,23 @@ def _commands() -> dict[str, ModuleType]:
 
 
 def _parser(known: dict[str, ModuleType]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="blend-eval", description=__doc__)
+    parser = argparse.ArgumentParser(prog="blend-eval", description=_plain(__doc__))
     listed = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in known.items():
         command = listed.add_parser(
             name,
             help=module.HELP,
-            description=module.__doc__,
+            description=_plain(module.__doc__),
             epilog=f"examples:\n{_indented(module.EXAMPLES)}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         add_flags(command, module.SETTINGS)
     return parser
+
+
+def _plain(text: str | None) -> str:
+    return (text or "").replace("``", "")
 
 
 def _indented(text: str) -> str:

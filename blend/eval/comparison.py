@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from blend.errors import InvalidInput
-from blend.eval import stats
 from blend.eval.metrics import METRICS
 from blend.eval.names import unknown
 from blend.eval.plan import Planned
-from blend.eval.summary import groups, pairs
+from blend.eval.summary import correct, groups, pairs
 from blend.eval.values import Against, Results, Row
 
 _MUST_MATCH = {"model": "models", "dtype": "dtypes", "dataset": "data", "prompts": "prompts"}
@@ -82,22 +81,14 @@ def compare(
     ]
     if not wanted:
         raise InvalidInput("compare", "nothing that both have", "results that share a method at a ratio")
-    found = []
+    found: list[dict[str, Against]] = []
     for ours, other in wanted:
-        differences = {}
+        differences: dict[str, Against] = {}
         for name in METRICS:
             both = pairs(right[other.key], left[ours.key], name)
             if both.questions:
                 tested = both.paired(b.seed)
-                differences[name] = Against("A", tested.difference, tested.p, tested.p, stats.noise(tested.difference))
-        found.append(Compared(ours, other, differences))
-    return _corrected(found)
-
-
-def _corrected(found: list[Compared]) -> tuple[Compared, ...]:
-    tests = [(i, name) for i, row in enumerate(found) for name in row.differences]
-    corrected = stats.holm([found[i].differences[name].p for i, name in tests])
-    by_row: list[dict[str, Against]] = [{} for _ in found]
-    for (i, name), p in zip(tests, corrected, strict=True):
-        by_row[i][name] = replace(found[i].differences[name], p_holm=p)
-    return tuple(replace(row, differences=by_row[i]) for i, row in enumerate(found))
+                differences[name] = Against("A", tested.difference, tested.p, tested.p, noise=True)
+        found.append(differences)
+    corrected = correct(found)
+    return tuple(Compared(*rows, differences) for rows, differences in zip(wanted, corrected, strict=True))

@@ -29,6 +29,7 @@ def heatmap(engine: Engine, question: str, prompt: Prompt, planned: Planned, *, 
         question: the question's id.
         planned: one of the engine's methods that select, with its ratio.
     """
+    engine.precompute([s for s in prompt.segments if isinstance(s, Chunk)], namespace=namespace)
     seen = _Seen(planned)
     engine.prefill(prompt, Plan("reuse"), namespace=namespace, repair=seen)
     return Heatmap(

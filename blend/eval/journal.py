@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,10 +14,30 @@ from typing import Any
 from blend.errors import InvalidInput, ResourceExhausted
 from blend.eval.decoding import decode, encode
 from blend.eval.results import dumps
-from blend.eval.values import VERSION, Heatmap, Record
+from blend.eval.values import VERSION, Environment, Heatmap, Identity, PromptKey, Record
 
 FILE = "records.jsonl"
 """The journal's name in a results directory."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a journal's records are of.
+
+    Args:
+        settings: all that the measurement depends on.
+        identity, environment: of what measures, and where.
+        asked: all prompts that are to be measured, in order.
+        dropped: by reason, how many cannot be.
+        version: of the records.
+    """
+
+    settings: Mapping[str, object]
+    identity: Identity
+    environment: Environment
+    asked: tuple[PromptKey, ...]
+    dropped: Mapping[str, int]
+    version: int = VERSION
 
 
 class Journal:
@@ -42,7 +63,7 @@ class Journal:
 
     def __init__(self, directory: Path, *, restart: bool = False) -> None:
         self.path = directory / FILE
-        self.header: Mapping[str, Any] | None = None
+        self.header: Header | None = None
         self.records: list[Record] = []
         self.heatmap: Heatmap | None = None
         directory.mkdir(parents=True, exist_ok=True)
@@ -82,9 +103,10 @@ class Journal:
             ) from error
         kind, value = next(iter(raw.items())) if isinstance(raw, dict) and len(raw) == 1 else ("", raw)
         if number == 1:
-            if kind != "header" or not isinstance(value, dict) or value.get("version") != VERSION:
+            version = value.get("version") if isinstance(value, dict) else None
+            if kind != "header" or version != VERSION:
                 raise InvalidInput(where, kind or raw, f"a header of version {VERSION} (or begin anew: --restart)")
-            self.header = value
+            self.header = decode(Header, value, where)
         elif kind == "record":
             self.records.append(decode(Record, value, where))
         elif kind == "heatmap":
@@ -92,29 +114,30 @@ class Journal:
         else:
             raise InvalidInput(where, kind or raw, "a record or a heatmap (or begin anew: --restart)")
 
-    def begin(self, header: Mapping[str, Any]) -> None:
+    def begin(self, header: Header) -> None:
         """Write the first line of a new file."""
         if self.header is not None:
             raise InvalidInput("header", "a second one", "one header a journal")
-        self.header = {"version": VERSION, **encode(header)}
-        self._write("header", self.header)
+        self._write("header", encode(header))
+        self.header = header
 
-    def check(self, section: str, wanted: Mapping[str, Any]) -> None:
-        """Compare a section of the header with what is to be measured now.
+    def check(self, *, settings: Mapping[str, object] | None = None, identity: Identity | None = None) -> None:
+        """Compare the header, where there is one, with what is to be measured now.
 
         Raises:
             InvalidInput: they differ; the message says in what.
         """
         if self.header is None:
             return
-        there, now = self.header.get(section), encode(wanted)
-        there = there if isinstance(there, dict) else {}
-        differ = [name for name in sorted(there.keys() | now.keys()) if there.get(name) != now.get(name)]
+        differ = []
+        for there, now in ((self.header.settings, settings), (self.header.identity, identity)):
+            if now is not None:
+                old, new = encode(there), encode(now)
+                names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+                differ += [f"{name} was {_short(old.get(name))}, is {_short(new.get(name))}" for name in names]
         if differ:
-            told = "; ".join(f"{name} was {_short(there.get(name))}, is {_short(now.get(name))}" for name in differ)
-            raise InvalidInput(
-                str(self.path.parent), told, "results of the same settings, another directory, --restart"
-            )
+            allowed = "results of the same settings, another directory, or --restart"
+            raise InvalidInput(str(self.path.parent), "; ".join(differ), allowed)
 
     def add(self, record: Record) -> None:
         """Write a record; it outlives this process from now on."""

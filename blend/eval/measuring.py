@@ -15,16 +15,16 @@ from blend.config import EngineConfig, StoreConfig
 from blend.engine import Engine
 from blend.eval import datasets, results
 from blend.eval.datasets import Dataset
-from blend.eval.decoding import decode, encode
 from blend.eval.environment import environment
 from blend.eval.heatmap import heatmap, subject
-from blend.eval.journal import Journal
+from blend.eval.journal import Header, Journal
+from blend.eval.metrics import text_scores
 from blend.eval.plan import Planned, plan
-from blend.eval.prompts import Prepared, Vary, as_it_is, prepare
-from blend.eval.runner import NAMESPACE, measure
+from blend.eval.prompts import Vary, as_it_is, prepare
+from blend.eval.runner import CLOSENESS, NAMESPACE, measure
 from blend.eval.settings import Settings
 from blend.eval.summary import summarize
-from blend.eval.values import Environment, Heatmap, Identity, Kind, Record, Results
+from blend.eval.values import Environment, Heatmap, Identity, Kind, PromptKey, Record, Results
 from blend.model import source
 from blend.model.fingerprint import weights_digest
 
@@ -103,14 +103,16 @@ def collect(kind: Kind, settings: Settings, vary: Vary = as_it_is) -> Results:
     """
     planned = plan(settings.methods, settings.ratios)
     dataset = load_dataset(settings)
-    measured = {**settings.measured(), "digest": dataset.digest}
+    # Scores that need a package which is missing fail here, and not after a prefill.
+    text_scores("", ["."], [name for name in settings.metrics if name not in CLOSENESS])
+    weights = weights_digest(source.resolve(settings.model))  # tells without loading them whether they are the same
+    measured = {**settings.measured(), "digest": dataset.digest, "weights": weights}
     if settings.results is None:
-        found = _measure(settings, dataset, planned, vary, None)
+        found = _measure(settings, measured, dataset, planned, vary, None)
     else:
         with Journal(Path(settings.results).expanduser(), restart=settings.restart) as journal:
-            journal.check("settings", measured)
-            journal.check("weights", _weights(settings))
-            found = _finished(journal, planned) or _measure(settings, dataset, planned, vary, journal)
+            journal.check(settings=measured)
+            found = _finished(journal, planned) or _measure(settings, measured, dataset, planned, vary, journal)
     return _document(kind, settings, measured, dataset, found)
 
 
@@ -133,31 +135,25 @@ def _document(kind: Kind, settings: Settings, measured: Mapping[str, Any], datas
     return made
 
 
-def _weights(settings: Settings) -> dict[str, str]:
-    """Return what tells without loading a model whether its weights are still those that were measured."""
-    return {"digest": weights_digest(source.resolve(settings.model))}
-
-
 def _finished(journal: Journal, planned: Sequence[Planned]) -> _Found | None:
     """Return what a journal holds, if that is everything."""
     header = journal.header
     if header is None:
         return None
-    asked = [tuple(key) for key in header["asked"]]
-    if len(journal.records) < len(asked) * len(planned) or (journal.heatmap is None and subject(planned) is not None):
+    complete = len(journal.records) == len(header.asked) * len(planned)
+    if not complete or (journal.heatmap is None and subject(planned) is not None):
         return None
-    where = str(journal.path)
-    return _Found(
-        _in_order(journal.records, asked, planned),
-        journal.heatmap,
-        decode(Environment, header["environment"], where),
-        decode(Identity, header["identity"], where),
-        header["dropped"],
-    )
+    order = _in_order(journal.records, header.asked, planned)
+    return _Found(order, journal.heatmap, header.environment, header.identity, header.dropped)
 
 
 def _measure(
-    settings: Settings, dataset: Dataset, planned: Sequence[Planned], vary: Vary, journal: Journal | None
+    settings: Settings,
+    measured: Mapping[str, Any],
+    dataset: Dataset,
+    planned: Sequence[Planned],
+    vary: Vary,
+    journal: Journal | None,
 ) -> _Found:
     """Measure what the journal has not, prompt by prompt."""
     with ExitStack() as stack:
@@ -165,23 +161,24 @@ def _measure(
         prepared = prepare(engine, dataset.examples, max_new_tokens=settings.max_new_tokens, vary=vary)
         known = identity(engine, settings, dataset, prepared.digest)
         where = environment(engine)
+        asked = tuple(one.key for one in prepared.asked)
         if journal is not None:
-            _begin(journal, settings, dataset, prepared, known, where)
+            journal.check(identity=known)
+            if journal.header is None:
+                journal.begin(Header(measured, known, where, asked, prepared.dropped))
         records = [] if journal is None else list(journal.records)
         drawn = None if journal is None else journal.heatmap
         shown = subject(planned)
         done = {record.key for record in records}
-        total = len(prepared.asked) * len(planned)
-        step = stack.enter_context(progress_bar("answers", total, len(done), show=not settings.json))
+        step = stack.enter_context(
+            progress_bar("answers", len(asked) * len(planned), len(done), show=not settings.json)
+        )
         for one in prepared.asked:
-            missing = [p for p in planned if (*one.key, p.method, p.ratio) not in done]
-            if not missing:
-                continue
             found = measure(
                 engine,
                 one.example,
                 one.prompt,
-                missing,
+                [p for p in planned if (*one.key, p.method, p.ratio) not in done],
                 max_new_tokens=settings.max_new_tokens,
                 metrics=settings.metrics,
                 condition=one.condition,
@@ -193,40 +190,14 @@ def _measure(
                 if journal is not None:
                     journal.add(record)
                 step()
-            if drawn is None and shown is not None:
+            if drawn is None and shown is not None:  # of the first prompt
                 drawn = heatmap(engine, one.example.id, one.prompt, shown, namespace=NAMESPACE)
                 if journal is not None:
                     journal.add_heatmap(drawn)
-    order = [one.key for one in prepared.asked]
-    return _Found(_in_order(records, order, planned), drawn, where, known, prepared.dropped)
+    return _Found(_in_order(records, asked, planned), drawn, where, known, prepared.dropped)
 
 
-def _begin(
-    journal: Journal,
-    settings: Settings,
-    dataset: Dataset,
-    prepared: Prepared,
-    known: Identity,
-    where: Environment,
-) -> None:
-    """Write the header of a new journal; of an old one, refuse to go on with another model or other prompts."""
-    if journal.header is None:
-        journal.begin(
-            {
-                "settings": {**settings.measured(), "digest": dataset.digest},
-                "weights": _weights(settings),
-                "identity": known,
-                "environment": where,
-                "asked": [one.key for one in prepared.asked],
-                "dropped": prepared.dropped,
-            }
-        )
-    journal.check("identity", encode(known))
-
-
-def _in_order(
-    records: Sequence[Record], asked: Sequence[tuple[object, ...]], planned: Sequence[Planned]
-) -> list[Record]:
+def _in_order(records: Sequence[Record], asked: Sequence[PromptKey], planned: Sequence[Planned]) -> list[Record]:
     """Return records by prompt and then by method, as they were asked for, in whatever order they came."""
     by_prompt = {key: i for i, key in enumerate(asked)}
     by_method = {(p.method, p.ratio): i for i, p in enumerate(planned)}

@@ -13,7 +13,7 @@ from blend.config import RagConfig
 from blend.engine import Engine
 from blend.errors import InvalidInput
 from blend.eval.datasets import Example
-from blend.eval.values import Level
+from blend.eval.values import Level, PromptKey
 from blend.rag.chunking import render_chunk
 from blend.rag.prompt import PromptBuilder
 from blend.types import Chunk, Prompt
@@ -33,7 +33,7 @@ class Asked:
     order: int = 0
 
     @property
-    def key(self) -> tuple[str, str, Level, int]:
+    def key(self) -> PromptKey:
         """What is the same of no two prompts of a data set."""
         return (self.example.id, self.condition, self.level, self.order)
 

@@ -43,7 +43,7 @@ def measure(
 
     The prompt's chunks are encoded first, so that every method finds them in memory. Each method prefills once: its
     time to first token, its answer and its distance to full prefill all come of that one prefill. Full prefill runs
-    whether it is among ``planned`` or not.
+    whether it is among ``planned`` or not, unless nothing is.
 
     Args:
         example: whose answers count as right.
@@ -57,6 +57,8 @@ def measure(
         InvalidInput: a prompt without a question behind its chunks.
         BlendError: what the engine raises.
     """
+    if not planned:
+        return
     question = prompt.segments[-1]
     if not isinstance(question, Text):
         raise InvalidInput("prompt", "a chunk at its end", "a question behind the last chunk")

@@ -130,7 +130,11 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[CommandSettings]) -> N
     """Add one flag a field of ``kind``. What is not given on the command line leaves no trace in what is parsed."""
     for f in fields(kind):
         default = _default(f)
-        told = "" if default in (None, False, "", ()) or "(default" in f.metadata["help"] else _shown(default)
+        told = (
+            ""
+            if default is None or default is False or default in ("", ()) or "(default" in f.metadata["help"]
+            else _shown(default)
+        )
         text = f.metadata["help"] + (f" (default: {told})" if told else "")
         text = text.replace("%", "%%")
         many = get_origin(hints(kind)[f.name]) is tuple

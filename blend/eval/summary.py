@@ -67,12 +67,23 @@ def summarize(records: Sequence[Record], *, margins: Mapping[str, float], seed: 
     """
     found = groups(records)
     rows = [_row(key, found, margins, seed) for key in found]
-    tests = [(i, name) for i, row in enumerate(rows) for name in row.against]
-    corrected = stats.holm([rows[i].against[name].p for i, name in tests])
-    for (i, name), p in zip(tests, corrected, strict=True):
-        against = {**rows[i].against, name: replace(rows[i].against[name], p_holm=p)}
-        rows[i] = replace(rows[i], against=against)
-    return tuple(rows)
+    corrected = correct([row.against for row in rows])
+    return tuple(replace(row, against=against) for row, against in zip(rows, corrected, strict=True))
+
+
+def correct(tables: Sequence[Mapping[str, Against]]) -> list[dict[str, Against]]:
+    """Return differences with their p-values corrected for all of them together, and called noise where those say so.
+
+    Each mapping has one row's differences by metric.
+    """
+    tests = [(i, name) for i, differences in enumerate(tables) for name in differences]
+    ps = stats.holm([tables[i][name].p for i, name in tests])
+    found: list[dict[str, Against]] = [{} for _ in tables]
+    for (i, name), p in zip(tests, ps, strict=True):
+        difference = tables[i][name]
+        noise = stats.noise(difference.difference) or p > 1 - stats.LEVEL
+        found[i][name] = replace(difference, p_holm=p, noise=noise)
+    return found
 
 
 def _row(key: tuple[str, Level, str, float | None], found: Groups, margins: Mapping[str, float], seed: int) -> Row:
@@ -119,7 +130,7 @@ def _against(own: Sequence[Record], baseline: str, others: Sequence[Record], nam
     if not both.questions:
         return None
     found = both.paired(seed)
-    return Against(baseline, found.difference, found.p, found.p, stats.noise(found.difference))
+    return Against(baseline, found.difference, found.p, found.p, noise=True)  # until it is corrected
 
 
 def recovery(

@@ -42,7 +42,7 @@ def _table(title: str, rows: Iterable[Row], names: list[str], *, costs: bool) ->
         table.add_column(name, justify="right")
     for row in rows:
         cells = [row.method, "" if row.ratio is None else f"{row.ratio:g}", f"{row.charged:.3f}"]
-        cells += [str(row.metrics[n]) if n in row.metrics else "" for n in names]
+        cells += [_cell(row.metrics[n]) if n in row.metrics else "" for n in names]
         if costs:
             cells += [f"{row.ttft_ms['p50']:.0f}", f"{row.ttft_ms['p95']:.0f}"]
         table.add_row(*cells)
@@ -53,7 +53,13 @@ def _title(name: str) -> str:
     if name.startswith(RECOVERY):
         return f"recovered, {_title(name.removeprefix(RECOVERY))}"
     title = METRICS[name].title
-    return title if title[1:2].isupper() else title[0].lower() + title[1:]
+    first = title.split()[0]
+    return title if first[1:] != first[1:].lower() else title[0].lower() + title[1:]
+
+
+def _cell(estimate: Estimate) -> str:
+    """Return a mean with its interval on a line of its own, so that tables stay narrow."""
+    return f"{estimate.mean:.3f}\n[{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def signed(estimate: Estimate) -> str:

@@ -17,7 +17,9 @@ VERSION = 1
 """Version of the document; a newer one is refused."""
 
 Kind = Literal["run", "sweep", "robustness", "perf"]
-Level: TypeAlias = "str | int | float | None"
+Level: TypeAlias = str | int | float | None
+PromptKey: TypeAlias = tuple[str, str, Level, int]
+"""What tells one prompt from another: question, condition, level and order."""
 State = Literal["mandatory", "cached", "chosen"]
 
 
@@ -69,7 +71,8 @@ class Record:
 class Against:
     """A row's difference (row − baseline) in one metric over the same questions.
 
-    ``p`` is two-sided, ``p_holm`` corrected for all the tests of the table; ``noise`` says that it may be chance.
+    ``p`` is two-sided, ``p_holm`` corrected for all the tests of the table. ``noise`` says that it may be chance: its
+    interval holds 0, ``p_holm`` is above 0.05, or there are too few questions.
     """
 
     baseline: str

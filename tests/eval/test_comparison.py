@@ -11,8 +11,8 @@ from blend.eval.comparison import check, compare
 from blend.eval.values import Results
 from tests.eval import samples
 
-BEFORE = {("full", None): [1.0] * 8, ("query", 0.15): [0.5, 0.7] * 4, ("query", 0.3): [0.9] * 8}
-AFTER = {("full", None): [1.0] * 8, ("query", 0.15): [0.6, 0.7] * 4, ("head", 0.15): [0.2] * 8}
+BEFORE = {("full", None): [1.0] * 8, ("query", 0.15): [0.55, 0.65] * 3 + [0.5, 0.7], ("query", 0.3): [0.9] * 8}
+AFTER = {("full", None): [1.0] * 8, ("query", 0.15): [0.6, 0.7] * 3 + [0.6, 0.8], ("head", 0.15): [0.2] * 8}
 
 
 def document(values: dict[tuple[str, float | None], list[float]], **identity: str) -> Results:
@@ -24,8 +24,18 @@ def test_rows_of_both_are_paired_by_question() -> None:
     assert [row.name for row in found] == ["full", "query 0.15"]
     same, query = (row.differences["f1"] for row in found)
     assert same.difference.mean == 0 and same.noise and same.p == 1
-    assert query.difference.mean == pytest.approx(0.05) and query.baseline == "A" and not query.noise
-    assert query.p == pytest.approx(2 / 2**4) and query.p_holm == pytest.approx(2 * query.p)
+    assert query.difference.mean == pytest.approx(0.0625) and query.baseline == "A" and not query.noise
+    assert query.p == pytest.approx(2 / 2**8) and query.p_holm == pytest.approx(2 * query.p)
+
+
+def test_a_difference_that_many_tests_could_bring_is_noise() -> None:
+    """Six questions that all say the same give p = 2 / 2⁶; corrected for four tests, that is above 0.05."""
+    before = {("head", ratio): [0.5] * 6 for ratio in (0.1, 0.2, 0.3, 0.4)}
+    after = {key: [0.6] * 6 for key in before}
+    alone = compare(document(before), document(after), ratios=[0.1])[0].differences["f1"]
+    among = compare(document(before), document(after))[0].differences["f1"]
+    assert alone.p == alone.p_holm == pytest.approx(2 / 2**6) and not alone.noise
+    assert among.p_holm == pytest.approx(4 * alone.p) and among.noise
 
 
 def test_only_what_is_asked_for_is_compared() -> None:

@@ -16,7 +16,6 @@ from tests import tiny
 def test_every_token_has_the_state_that_the_method_gives_it(method: str, tmp_path: Path) -> None:
     prompt = tiny.prompt()
     with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store") as engine:
-        engine.precompute(tiny.chunks_of(prompt))
         found = heatmap(engine, "q", prompt, Planned(method, 0.4), namespace="default")
         report = engine.prefill(prompt, Plan(method, 0.4), positions=True).report
     assert len(found.tokens) == len(found.state) == len(found.scores) == len(prompt)

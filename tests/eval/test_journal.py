@@ -7,21 +7,26 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from blend.errors import InvalidInput, ResourceExhausted
-from blend.eval.journal import FILE, Journal
+from blend.eval.journal import FILE, Header, Journal
 from blend.eval.values import Heatmap
 from tests.eval import samples
 
+KNOWN = samples.document([samples.record("q0", "full", f1=1.0)])
+HEADER = Header(
+    {"limit": 3, "dataset": "demo"}, KNOWN.identity, KNOWN.environment, (("q0", "", None, 0), ("q1", "count", 8, 1)), {}
+)
 HEATMAP = Heatmap("q0", "query", 0.1, ("a",), ("chosen",), (0.5,), ((0, 1),))
 
 
 def filled(directory: Path) -> Path:
     with Journal(directory) as journal:
-        journal.begin({"settings": {"limit": 3, "dataset": "demo"}})
+        journal.begin(HEADER)
         journal.add(samples.record("q0", "full", f1=1.0))
         journal.add_heatmap(HEATMAP)
         journal.add(samples.record("q0", "query", 0.1, f1=0.5))
@@ -31,7 +36,7 @@ def filled(directory: Path) -> Path:
 def test_what_was_added_is_there_again_and_more_can_be_added(tmp_path: Path) -> None:
     filled(tmp_path / "new")
     with Journal(tmp_path / "new") as journal:
-        assert journal.header is not None and journal.header["settings"] == {"limit": 3, "dataset": "demo"}
+        assert journal.header == HEADER
         assert journal.heatmap == HEATMAP
         assert [r.method for r in journal.records] == ["full", "query"]
         journal.add(samples.record("q1", "full", f1=0.0))
@@ -62,6 +67,7 @@ def test_a_last_line_that_was_cut_anywhere_is_dropped(tmp_path: Path) -> None:
         (2, b'{"record": {"question": 3}}', "line 2"),
         (1, b'{"header": {"version": 99}}', "version 1"),
         (1, b"[]", "header"),
+        (1, b'{"header": {"version": 1, "settings": {}}}', "no field identity"),
         (4, b'{"header": {"version": 1}}', "a record or a heatmap"),
     ],
 )
@@ -79,9 +85,13 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: int, wrong: bytes, named: s
 def test_what_differs_from_the_header_is_said(tmp_path: Path) -> None:
     filled(tmp_path)
     with Journal(tmp_path) as journal:
-        journal.check("settings", {"limit": 3, "dataset": "demo"})
+        journal.check(settings={"limit": 3, "dataset": "demo"}, identity=HEADER.identity)
         with pytest.raises(InvalidInput, match=r"limit was 3, is 4; seed was null, is 1.*--restart"):
-            journal.check("settings", {"limit": 4, "dataset": "demo", "seed": 1})
+            journal.check(settings={"limit": 4, "dataset": "demo", "seed": 1})
+        with pytest.raises(InvalidInput, match='dtype was "float32", is "bfloat16"'):
+            journal.check(identity=replace(HEADER.identity, dtype="bfloat16"))
+    with Journal(tmp_path, restart=True) as journal:
+        journal.check(settings={"limit": 4})  # a new one has nothing to differ from
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:
@@ -93,7 +103,7 @@ def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:
 
 def test_numbers_that_json_has_not_are_refused(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
-        journal.begin({})
+        journal.begin(HEADER)
         with pytest.raises(InvalidInput, match="finite"):
             journal.add(samples.record("q0", "full", f1=float("nan")))
         assert not journal.records
@@ -106,8 +116,9 @@ def test_a_record_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
         from pathlib import Path
         from blend.eval.journal import Journal
         from tests.eval import samples
+        from tests.eval.test_journal import HEADER
         journal = Journal(Path(sys.argv[1]))
-        journal.begin({"settings": {}})
+        journal.begin(HEADER)
         journal.add(samples.record("q0", "full", f1=1.0))
         os.kill(os.getpid(), signal.SIGKILL)
         """

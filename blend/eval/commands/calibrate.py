@@ -15,8 +15,9 @@ from blend.engine import Engine
 from blend.errors import InvalidInput
 from blend.eval import calibrating, results
 from blend.eval.bars import bar
-from blend.eval.journal import Journal
-from blend.eval.measuring import load_dataset
+from blend.eval.environment import environment
+from blend.eval.journal import Header, Journal
+from blend.eval.measuring import identity, load_dataset
 from blend.eval.perf import tiered_engine, workload
 from blend.eval.plan import plan
 from blend.eval.prompts import Prepared, prepare
@@ -98,14 +99,12 @@ def _measure(settings: CalibrateSettings, points: list[tuple[str, float]]) -> Ca
         engine = stack.enter_context(tiered_engine(settings.model, settings.dtype))
         prepared = prepare(engine, dataset.examples, max_new_tokens=settings.max_new_tokens)
         if journal is not None:
-            header = {
-                "settings": {**settings.measured(), "digest": dataset.digest},
-                "identity": {"model": engine.model_fingerprint, "prompts": prepared.digest},
-            }
+            known = identity(engine, settings, dataset, prepared.digest)
+            measured = {**settings.measured(), "digest": dataset.digest}
+            journal.check(settings=measured, identity=known)
             if journal.header is None:
-                journal.begin(header)
-            for section, wanted in header.items():
-                journal.check(section, wanted)
+                asked = tuple(one.key for one in prepared.asked)
+                journal.begin(Header(measured, known, environment(engine), asked, prepared.dropped))
         records = _losses(settings, engine, prepared, points, journal)
         load = workload(engine, dataset.examples)
         room = engine.decoder.max_positions - 1

@@ -14,7 +14,7 @@ from tests.eval.commands.conftest import Call
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[str, str]:
-    for name, values in {"a": [0.5, 0.7], "b": [0.45, 0.7]}.items():
+    for name, values in {"a": [0.5, 0.7], "b": [0.475, 0.675]}.items():
         made = samples.records({("full", None): [1.0] * 8, ("query", 0.15): values * 4})
         results.write(tmp_path / name, samples.document(made))
     return str(tmp_path / "a"), str(tmp_path / "b")

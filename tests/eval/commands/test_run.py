@@ -170,7 +170,7 @@ def test_results_of_other_data_or_weights_are_not_gone_on_with(
     samples.write_data(data)
     tiny.save_model(own, seed=1, max_position_embeddings=2048)
     assert command.main(line) == 2
-    assert "digest was" in capsys.readouterr().err
+    assert "weights was" in capsys.readouterr().err
 
 
 def test_a_results_file_of_a_newer_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
