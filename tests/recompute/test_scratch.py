@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ SHAPE: dict[str, Any] = dict(
 
 def peak(call: Callable[[], object]) -> int:
     """Most bytes at a time of what torch allocated on the CPU within ``call``, which canvases are not part of."""
+    gc.collect()  # what goes within the call, but was there before, would count as memory given back
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         call()
     events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
