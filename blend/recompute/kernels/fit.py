@@ -14,7 +14,7 @@ from blend.recompute.kernels.checks import padded
 LEAST_CAPABILITY = (8, 0)
 """The first that multiplies bfloat16 matrices and copies to shared memory asynchronously (CUDA programming guide)."""
 
-SMALL_TILES, LARGE_TILES = 97 * 1024, 160 * 1024
+SMALL_TILES, LARGE_TILES = 72 * 1024, 132 * 1024
 """Bytes of shared memory that no kernel of a family of tiles exceeds: see ``benchmarks/kernels.py --compile``."""
 
 
