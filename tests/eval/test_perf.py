@@ -147,7 +147,7 @@ def test_behind_a_cached_prefix_only_the_rest_is_computed(engine: Engine) -> Non
 
 def test_speeds_are_fitted_over_the_lengths(engine: Engine) -> None:
     told: list[float] = []
-    found = speeds(engine, WORKLOAD, [100, 200, 400], 2, told.append)
+    found = speeds(engine, WORKLOAD, [100, 200, 400], 1, told.append)
     assert (found.prefill.fewest, found.prefill.most) == (100, 400)
     assert set(found.loads) == {"host", "disk", "disk-cold"}
     per_token = engine.stats().kv_bytes_per_token

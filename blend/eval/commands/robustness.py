@@ -83,7 +83,7 @@ def _show(console: Console, found: Results) -> None:
 
 def _table(condition: str, rows: list[Row], found: Results) -> Table:
     metrics = [name for name in _SHOWN if any(name in row.metrics for row in rows)]
-    spreads = [name for name in (f"{SPREAD}f1", f"{SPREAD}first_kl", ANSWERS) if name in rows[0].metrics]
+    spreads = [name for name in (f"{SPREAD}f1", ANSWERS) if name in rows[0].metrics]
     table = Table(
         title=f"{condition}: {found.identity.name} ({found.identity.dtype}) on {found.settings['dataset']}, "
         f"seed {found.seed}",
