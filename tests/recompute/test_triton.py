@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from blend.errors import InvalidInput
+from blend.recompute.kernels import dispatch
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.dispatch import Kernels, kernels
 from blend.recompute.kernels.launch import collected
@@ -72,6 +73,7 @@ def test_on_a_cpu_triton_is_neither_chosen_nor_imported(backend: str | None) -> 
 
 def test_cuda_gets_triton_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     need_triton()
+    monkeypatch.setattr(dispatch, "_gpu", lambda device: ((9, 0), 227 * 1024))
     assert kernels(torch.device("cuda", 0)).backend == "triton"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert kernels(torch.device("cuda", 1)).backend == "torch"
