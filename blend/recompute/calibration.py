@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from blend.errors import InvalidConfig
+from blend.recompute.select import methods
+from blend.types import PLAIN_METHODS
 
 FILE_NAME = "blend_calibration.json"
 """What a calibration is called in a model's directory, beside its weights."""
@@ -19,12 +21,20 @@ VERSION = 2
 _READABLE = (1, 2)  # version 1 has neither curves nor what was measured along the answer
 
 
+def selecting() -> tuple[str, ...]:
+    """Return the methods that a calibration holds points of: those that select, for they have a ratio."""
+    return tuple(name for name in methods() if name not in ("auto", *PLAIN_METHODS))
+
+
 @dataclass(frozen=True)
 class Point:
     """One measured setting: mean first-token KL(full ‖ method) in nats, its 95% interval, top-1 agreement.
 
     ``answer_kl`` is the mean KL along full prefill's greedy answer, teacher-forced; ``top1`` is the share of that
     answer's tokens that both rank first. What files of version 1 do not hold is ``None``.
+
+    Raises:
+        InvalidConfig: a method that selects nothing, or a number that is none, or out of its range.
     """
 
     method: str
@@ -40,6 +50,18 @@ class Point:
     answer_kl_low: float | None = None
     answer_kl_high: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.method not in selecting():
+            raise InvalidConfig("point: method", self.method, ", ".join(selecting()))
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name == "method" or (value is None and f.default is None):
+                continue
+            most = 1.0 if f.name.startswith(("ratio", "top1")) else math.inf
+            if not _is_number(value) or value > most:
+                allowed = "a number of 0 or more" if most == math.inf else "a number from 0 to 1"
+                raise InvalidConfig(f"point: {f.name}", value, allowed)
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -53,7 +75,7 @@ class Curve:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            if not _is_number(value):
                 raise InvalidConfig(f"curve: {name}", value, "a number of 0 or more")
 
     def ms(self, size: float) -> float:
@@ -70,6 +92,9 @@ class Calibration:
         machine: where the curves were measured, as :func:`blend.recompute.machine.describe` tells it.
         prefill: milliseconds of full prefill by tokens.
         loads: milliseconds of loading a prompt's chunks by bytes, for each tier by name.
+
+    Raises:
+        InvalidConfig: ``model``, ``data`` or ``machine`` is no text, or ``questions`` no number of 1 or more.
     """
 
     model: str
@@ -80,6 +105,13 @@ class Calibration:
     machine: str = ""
     prefill: Curve | None = None
     loads: Mapping[str, Curve] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("model", "data", "machine"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidConfig(name, getattr(self, name), "a text")
+        if type(self.questions) is not int or self.questions < 1:
+            raise InvalidConfig("questions", self.questions, "a whole number of 1 or more")
 
     def choose(self, max_charged: float, max_kl: float | None) -> Point | None:
         """Return the point to run, or ``None`` when none fits.
@@ -113,6 +145,10 @@ class Calibration:
         }
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
 def parse(text: str | bytes, where: str) -> Calibration:
     """Return the calibration written in ``text``; ``where`` names its origin in errors.
 
@@ -121,7 +157,7 @@ def parse(text: str | bytes, where: str) -> Calibration:
     """
     try:
         raw: dict[str, Any] = json.loads(text)
-        if raw["version"] not in _READABLE:
+        if type(raw["version"]) is not int or raw["version"] not in _READABLE:
             raise InvalidConfig("version", raw["version"], f"version {' or '.join(map(str, _READABLE))}")
         points = tuple(Point(**p) for p in raw["points"])
         default = next(p for p in points if (p.method, p.ratio) == (raw["default"]["method"], raw["default"]["ratio"]))
@@ -138,7 +174,7 @@ def parse(text: str | bytes, where: str) -> Calibration:
         )
     except InvalidConfig as error:
         raise InvalidConfig(f"{where}: {error.field}", error.value, error.allowed) from error
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise InvalidConfig(where, f"{type(error).__name__}: {error}", "a calibration file") from error
 
 

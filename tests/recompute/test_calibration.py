@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,28 @@ def test_a_file_of_version_1_is_read_without_curves() -> None:
         ({"prefill": {"base": "1", "linear": 1, "square": 0, "fewest": 1, "most": 2}}, "base"),
         ({"prefill": {"base": 1}}, "linear"),
         ({"loads": [1]}, "items"),
+        ({"version": True}, "version"),
+        ({"points": []}, "StopIteration"),
+        ({"points": [{**asdict(POINT), "kl": "low"}]}, "point: kl"),
+        ({"points": [{**asdict(POINT), "kl": float("nan")}]}, "point: kl"),
+        ({"points": [{**asdict(POINT), "charged": None}]}, "point: charged"),
+        ({"points": [{**asdict(POINT), "ratio": 1.5}]}, "point: ratio.*0 to 1"),
+        ({"points": [{**asdict(POINT), "top1_high": 2}]}, "point: top1_high.*0 to 1"),
+        ({"points": [{**asdict(POINT), "method": "reuse"}]}, "point: method.*query"),
+        ({"questions": "many"}, "questions"),
+        ({"questions": 0}, "questions"),
+        ({"model": None}, "model"),
+        ({"machine": 3}, "machine"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_name(change: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidConfig, match=f"test.*{named}"):
         calibration.parse(json.dumps({**WHOLE.as_dict(), **change}), "test")
+
+
+def test_nesting_without_end_is_no_calibration() -> None:
+    with pytest.raises(InvalidConfig, match="test"):
+        calibration.parse("[" * 200_000, "test")
 
 
 def test_a_curve_says_how_long_a_size_takes() -> None:
