@@ -26,9 +26,14 @@ class Compared:
 
     @property
     def name(self) -> str:
-        """What the row is called: its method and ratio, and what was varied."""
-        varied = self.a.condition and f" ({self.a.condition} {'' if self.a.level is None else self.a.level})"
-        return f"{Planned(self.a.method, self.a.ratio)}{varied}"
+        """What the row is called."""
+        return name_of(self.a)
+
+
+def name_of(row: Row) -> str:
+    """Return what a row is called: its method and ratio, and what was varied."""
+    varied = " ".join(str(part) for part in (row.condition, row.level) if part not in ("", None))
+    return f"{Planned(row.method, row.ratio)}" + (f" ({varied})" if varied else "")
 
 
 def check(a: Results, b: Results) -> None:
@@ -55,6 +60,18 @@ def check(a: Results, b: Results) -> None:
             raise InvalidInput(name, f"no answers (kind {results.kind})", "results of run, sweep or robustness")
 
 
+def only_in(
+    one: Results, other: Results, *, methods: Collection[str] = (), ratios: Collection[float] = ()
+) -> list[Row]:
+    """Return the rows of ``one`` that ``other`` has not, of the methods and ratios that :func:`compare` is given."""
+    theirs = {row.key for row in other.rows}
+    return [row for row in one.rows if row.key not in theirs and _wanted(row, methods, ratios)]
+
+
+def _wanted(row: Row, methods: Collection[str], ratios: Collection[float]) -> bool:
+    return (not methods or row.method in methods) and (not ratios or row.ratio is None or row.ratio in ratios)
+
+
 def compare(
     a: Results, b: Results, *, methods: Collection[str] = (), ratios: Collection[float] = ()
 ) -> tuple[Compared, ...]:
@@ -64,7 +81,7 @@ def compare(
         methods, ratios: what is compared; all that both have if empty. Ratios narrow methods that have one.
 
     Raises:
-        InvalidInput: as :func:`check`; or there is nothing that both have; or a method that not both have.
+        InvalidInput: as :func:`check`; or there is nothing that both have; or a method or a ratio that not both have.
     """
     check(a, b)
     left, right = groups(a.records), groups(b.records)
@@ -74,13 +91,13 @@ def compare(
     for name in methods:
         if name not in known:
             raise unknown("methods of both", name, known)
-    wanted = [
-        (ours, other)
-        for ours, other in shared
-        if (not methods or ours.method in methods) and (not ratios or ours.ratio is None or ours.ratio in ratios)
-    ]
+    wanted = [(ours, other) for ours, other in shared if _wanted(ours, methods, ratios)]
     if not wanted:
         raise InvalidInput("compare", "nothing that both have", "results that share a method at a ratio")
+    for ratio in ratios:
+        if ratio not in {row.ratio for row, _ in wanted}:
+            there = sorted({row.ratio for row, _ in shared if row.ratio is not None and _wanted(row, methods, ())})
+            raise InvalidInput("ratios of both", ratio, ", ".join(f"{one:g}" for one in there) or "none")
     found: list[dict[str, Against]] = []
     for ours, other in wanted:
         differences: dict[str, Against] = {}

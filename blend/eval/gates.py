@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blend.errors import InvalidInput
-from blend.eval.comparison import Compared
+from blend.eval.comparison import Compared, name_of
 from blend.eval.metrics import METRICS
 from blend.eval.names import unknown
-from blend.eval.values import Row
+from blend.eval.values import Results, Row
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -22,6 +22,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }
 _ALIASES = {"kl": "first_kl"}
 _COSTS = ("charged", "ttft_p50", "ttft_p95")
+_MACHINE = ("cpu", "threads", "device")
 _DROP, _RISE = "_drop", "_rise"
 _CONDITION = re.compile(r"\s*([A-Za-z0-9_]+)\s*(<=|>=|<|>)\s*(\S+)\s*")
 
@@ -76,6 +77,24 @@ def parse(text: str) -> tuple[Gate, ...]:
             raise InvalidInput(f"gate {name}", number, "a finite number")
         found.append(Gate(name, relation, bound))
     return tuple(found)
+
+
+def check(gates: Sequence[Gate], a: Results, b: Results, *, left_out: Sequence[Row]) -> None:
+    """Refuse gates that would say less than they seem to.
+
+    Args:
+        left_out: rows of A that B has not, so that no gate would look at them.
+
+    Raises:
+        InvalidInput: there are such rows, or a gate sets times of two machines against each other.
+    """
+    if gates and left_out:
+        listed = ", ".join(name_of(row) for row in left_out)
+        raise InvalidInput("gate", f"B without {listed}", "results with all that A has, or --methods and --ratios")
+    moved = [name for name in _MACHINE if getattr(a.environment, name) != getattr(b.environment, name)]
+    for gate in gates:
+        if moved and gate.name.startswith("ttft") and gate.name.endswith((_DROP, _RISE)):
+            raise InvalidInput(f"gate {gate}", f"results of different {', '.join(moved)}", "times of the same machine")
 
 
 def judge(gates: Sequence[Gate], rows: Sequence[Compared]) -> list[Verdict]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from blend.errors import InvalidInput
-from blend.eval.comparison import check, compare
+from blend.eval.comparison import check, compare, name_of, only_in
 from blend.eval.values import Results
 from tests.eval import samples
 
@@ -44,8 +44,18 @@ def test_only_what_is_asked_for_is_compared() -> None:
     assert [row.name for row in compare(a, b, methods=["query"], ratios=[0.3])] == ["query 0.3"]
     with pytest.raises(InvalidInput, match="query .the nearest"):
         compare(a, b, methods=["quary"])
-    with pytest.raises(InvalidInput, match="nothing that both have"):
-        compare(a, b, methods=["query"], ratios=[0.7])
+    for ratios in ([0.7], [0.15, 0.7]):
+        with pytest.raises(InvalidInput, match="0.7; allowed: 0.15, 0.3|nothing that both have"):
+            compare(a, b, methods=["query"], ratios=ratios)
+    with pytest.raises(InvalidInput, match="ratios of both: got 0.7"):
+        compare(a, b, ratios=[0.7])
+
+
+def test_rows_that_one_has_alone_are_named() -> None:
+    a, b = document(BEFORE), document(AFTER)
+    assert [name_of(row) for row in only_in(a, b)] == ["query 0.3"]
+    assert [name_of(row) for row in only_in(b, a)] == ["head 0.15"]
+    assert only_in(a, b, methods=["query"], ratios=[0.15]) == []
 
 
 @pytest.mark.parametrize(

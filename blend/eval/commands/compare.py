@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from blend.errors import InvalidInput
 from blend.eval import gates, results
-from blend.eval.comparison import Compared, compare
+from blend.eval.comparison import Compared, compare, name_of, only_in
 from blend.eval.decoding import encode
 from blend.eval.metrics import METRICS
 from blend.eval.settings import CommandSettings, setting
@@ -27,6 +27,7 @@ blend-eval compare before after --methods query --ratios 0.15 --gate 'kl<=0.03,f
 
 A gate is NAME<=NUMBER (or >=, <, >) and holds of B's means in every row that is compared. NAME is a metric (kl is
 first_kl), charged, ttft_p50 or ttft_p95; with _drop behind it, how far B is below A, with _rise, how far above.
+With a gate, B must have every row of A, or of the methods and ratios that are named.
 """
 
 
@@ -54,16 +55,26 @@ def run(settings: CompareSettings, console: Console) -> int:
     wanted = () if settings.gate is None else gates.parse(settings.gate)
     a, b = results.read(settings.a), results.read(settings.b)
     rows = compare(a, b, methods=settings.methods, ratios=settings.ratios)
+    only = {
+        name: only_in(one, other, methods=settings.methods, ratios=settings.ratios)
+        for name, one, other in (("A", a, b), ("B", b, a))
+    }
+    gates.check(wanted, a, b, left_out=only["A"])
     verdicts = gates.judge(wanted, rows)
+    left_out = {name: [name_of(row) for row in found] for name, found in only.items()}
     if settings.json:
-        sys.stdout.write(results.dumps(_document(settings, b, rows, verdicts)))
+        sys.stdout.write(results.dumps(_document(settings, b, rows, left_out, verdicts)))
     else:
-        _show(console, settings, rows, verdicts)
+        _show(console, settings, b, rows, left_out, verdicts)
     return 0 if all(verdict.passed for verdict in verdicts) else 1
 
 
 def _document(
-    settings: CompareSettings, b: Results, rows: Sequence[Compared], verdicts: Sequence[gates.Verdict]
+    settings: CompareSettings,
+    b: Results,
+    rows: Sequence[Compared],
+    left_out: Mapping[str, Sequence[str]],
+    verdicts: Sequence[gates.Verdict],
 ) -> dict[str, Any]:
     return {
         "version": VERSION,
@@ -82,16 +93,23 @@ def _document(
             }
             for row in rows
         ],
+        "only_in": left_out,
         "gates": [{"gate": str(v.gate), "row": v.row, "value": v.value, "passed": v.passed} for v in verdicts],
         "passed": all(v.passed for v in verdicts),
     }
 
 
 def _show(
-    console: Console, settings: CompareSettings, rows: Sequence[Compared], verdicts: Sequence[gates.Verdict]
+    console: Console,
+    settings: CompareSettings,
+    b: Results,
+    rows: Sequence[Compared],
+    left_out: Mapping[str, Sequence[str]],
+    verdicts: Sequence[gates.Verdict],
 ) -> None:
+    about = f"{b.identity.name} ({b.identity.dtype}), {b.questions} questions, seed {b.seed}"
     table = Table(
-        title=f"B ({settings.b}) against A ({settings.a})",
+        title=f"B ({settings.b}) against A ({settings.a}): {about}",
         caption="B − A over the same questions, mean [95% interval]; p corrected for all tests here (Holm)",
     )
     for column in ("method", "metric", "A", "B", "B − A", "p", "what it is worth"):
@@ -108,6 +126,9 @@ def _show(
                 worth(found.noise, found.difference.count),
             )
     console.print(table)
+    for side, names in left_out.items():
+        if names:
+            console.print(f"only in {side}, not compared: {', '.join(names)}", soft_wrap=True)
     for v in verdicts:
         line = f"gate {v.gate}, {v.row}: {v.value:.4f}: {'met' if v.passed else 'NOT MET'}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)

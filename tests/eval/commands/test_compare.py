@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,39 @@ def test_bad_input_is_exit_code_2(
 ) -> None:
     assert command.main(["compare", *(two if words else ()), *words]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_no_gate_is_met_by_rows_that_are_not_there(
+    two: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results.write(tmp_path / "c", samples.document(samples.records({("full", None): [1.0] * 8})))
+    words = ["compare", two[0], str(tmp_path / "c")]
+    assert command.main([*words, "--gate", "f1_drop<=0.02"]) == 2
+    assert "B without query 0.15" in capsys.readouterr().err
+    assert command.main([*words, "--gate", "f1_drop<=0.02", "--methods", "full"]) == 0
+    assert command.main(words) == 0
+    assert "only in A, not compared: query 0.15" in capsys.readouterr().out
+
+
+def test_times_of_two_machines_are_not_set_against_each_other(
+    two: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = results.read(two[1])
+    results.write(tmp_path / "c", replace(there, environment=replace(there.environment, threads=64)))
+    words = ["compare", two[0], str(tmp_path / "c")]
+    assert command.main([*words, "--gate", "ttft_p50_rise<=1"]) == 2
+    assert "different threads" in capsys.readouterr().err
+    assert command.main([*words, "--gate", "ttft_p50<=8,f1_drop<=1"]) == 0
+
+
+def test_the_table_tells_the_sample_and_paths_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(tmp_path / name) for name in ("[red]a", "[", "b:smile:")]
+    for path in paths:
+        results.write(Path(path), samples.document(samples.records({("full", None): [1.0]})))
+    for path in paths[1:]:
+        assert command.main(["compare", paths[0], path]) == 0
+        shown = "".join(capsys.readouterr().out.split())
+        assert path in shown and "[red]a" in shown and "1questions,seed0" in shown
 
 
 def test_results_of_another_dtype_are_refused(
