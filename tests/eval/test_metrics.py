@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from setuptools import find_packages
 
 from blend.errors import InvalidInput
-from blend.eval.metrics import METRICS, identical, kl_rows, module_path, recovery, text_scores, top1_rows
+from blend.eval.metrics import METRICS, identical, kl_rows, module_path, text_scores, top1_rows
 from blend.eval.metrics.text import normalize
 
 ROOT = Path(__file__).parents[2]
@@ -146,35 +146,6 @@ def test_agreement_and_identity() -> None:
     other = torch.tensor([[0.4, 0.6], [0.3, 0.7], [-2.0, -1.0]])
     assert top1_rows(full, other).tolist() == [True, False, True]
     assert identical((1, 2), [1, 2]) == 1.0 and identical((1, 2), (1, 2, 3)) == 0.0 and identical((), ()) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("method", "reuse", "full", "better", "expected"),
-    [
-        (0.6, 0.4, 0.8, "higher", 0.5),
-        (0.8, 0.4, 0.8, "higher", 1.0),
-        (0.3, 0.4, 0.8, "higher", -0.25),
-        (0.9, 0.4, 0.8, "higher", 1.25),
-        (0.05, 0.2, 0.0, "lower", 0.75),  # of a KL a quarter is left
-        (0.0, 0.2, 0.0, "lower", 1.0),
-        (0.4, 0.2, 0.0, "lower", -1.0),
-        (0.05, 0.2, 0.0, None, 0.75),
-        (0.5, 0.4, 0.4, "higher", None),
-        (0.5, 0.1 + 0.2, 0.3, "higher", None),
-        (0.0, 0.0, 0.0, "lower", None),
-        (0.45, 0.5, 0.4, "higher", None),  # full prefill is the worse: nothing to win back
-        (0.45, 0.5, 0.4, None, 0.5),
-    ],
-)
-def test_recovery(method: float, reuse: float, full: float, better: str | None, expected: float | None) -> None:
-    found = recovery(method, reuse, full, better=better)  # type: ignore[arg-type]
-    assert found == (None if expected is None else pytest.approx(expected))
-
-
-@pytest.mark.parametrize("values", [(math.nan, 0.1, 0.2), (0.1, math.inf, 0.2), (0.1, 0.2, math.nan)])
-def test_recovery_of_what_is_no_number_is_refused(values: tuple[float, float, float]) -> None:
-    with pytest.raises(InvalidInput, match="recovery"):
-        recovery(*values)
 
 
 @pytest.mark.slow

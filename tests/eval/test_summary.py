@@ -56,6 +56,23 @@ def test_there_is_no_recovery_where_reuse_loses_nothing(reuse: list[float], full
     assert "recovery_f1" not in found["head", 0.1].metrics
 
 
+@pytest.mark.parametrize(
+    ("metric", "method", "reuse", "full", "expected"),
+    [
+        ("f1", 0.8, 0.4, 0.8, 1.0),
+        ("f1", 0.3, 0.4, 0.8, -0.25),  # worse than reuse
+        ("f1", 0.9, 0.4, 0.8, 1.25),  # better than full prefill
+        ("first_kl", 0.05, 0.2, 0.0, 0.75),  # a quarter is left
+        ("first_kl", 0.4, 0.2, 0.0, -1.0),
+    ],
+)
+def test_recovery_by_hand(metric: str, method: float, reuse: float, full: float, expected: float) -> None:
+    own, plain, exact = (samples.records({("head", 0.1): [value] * 8}, metric) for value in (method, reuse, full))
+    found = recovery(own, plain, exact, metric, 0)
+    assert found is not None
+    assert (found.mean, found.low, found.high) == pytest.approx((expected,) * 3)
+
+
 def test_recovery_needs_the_same_questions_of_all_three() -> None:
     by = {key: samples.records({key: values}) for key, values in ONE.items()}
     own, reuse, full = by["query", 0.15], by["reuse", None], by["full", None]

@@ -4,7 +4,7 @@ Those of text are plain functions, and shipped as modules for the library ``eval
 ``evaluate.load(str(module_path("f1")))``. Nothing here imports that library.
 """
 
-from blend.eval.metrics.model import identical, kl_rows, recovery, top1_rows
+from blend.eval.metrics.model import identical, kl_rows, top1_rows
 from blend.eval.metrics.registry import METRICS, Metric, module_path, text_scores
 
-__all__ = ["METRICS", "Metric", "identical", "kl_rows", "module_path", "recovery", "text_scores", "top1_rows"]
+__all__ = ["METRICS", "Metric", "identical", "kl_rows", "module_path", "text_scores", "top1_rows"]
