@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blend.engine import Engine
-from blend.errors import InvalidInput
+from blend.errors import InvalidInput, ModelError
 from blend.eval.metrics import identical, kl_rows, top1_rows
 from blend.model.rows import LayerAttention, Observer, Rows
 from blend.recompute import passes
@@ -58,6 +59,9 @@ def closeness(engine: Engine, prefill: Prefill, answer: Sequence[int], full: Ful
     Args:
         prefill: of the same prompt. Its canvas is written behind the prompt.
         answer: its own greedy answer.
+
+    Raises:
+        ModelError: a metric is not a finite number, for the model's own numbers are not.
     """
     logs = engine.continuation(prefill, full.forced)
     kl = kl_rows(full.logs, logs)
@@ -69,6 +73,11 @@ def closeness(engine: Engine, prefill: Prefill, answer: Sequence[int], full: Ful
     }
     if full.attention is not None:
         found["attention_error"] = attention_error(full.attention, attention_outputs(engine, prefill, full.question))
+    for name, value in found.items():
+        if not math.isfinite(value):
+            dtype = str(engine.decoder.dtype).removeprefix("torch.")
+            reason = f"{name} of {prefill.report.mode} is {value}; its numbers may be too large for {dtype}"
+            raise ModelError(engine.config.model, reason)
     return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from blend import Engine, Plan
-from blend.errors import InvalidInput
+from blend.errors import InvalidInput, ModelError
 from blend.eval.fidelity import attention_error, attention_outputs, closeness, full_prefill
 from tests import tiny
 
@@ -37,6 +38,16 @@ def test_full_prefill_is_at_no_distance_of_itself_and_reuse_is(engine: Engine) -
     reused = engine.prefill(prompt, Plan("reuse"), reserve=6)
     far = closeness(engine, reused, engine.greedy(reused, 6), full)
     assert far["first_kl"] > 1e-4 and far["answer_kl"] > 1e-4 and 1e-3 < far["attention_error"] < 2
+
+
+def test_a_distance_that_is_no_number_is_the_models_fault(engine: Engine) -> None:
+    prompt = tiny.prompt()
+    question = prompt.segments[-1].token_ids
+    prefill = engine.prefill(prompt, Plan("full"), reserve=2)
+    full = full_prefill(engine, prefill, question, 2, attention=False)
+    broken = replace(full, logs=torch.full_like(full.logs, torch.nan))
+    with pytest.raises(ModelError, match="first_kl of full is nan.*float32"):
+        closeness(engine, prefill, full.answer, broken)
 
 
 def test_attention_outputs_are_the_input_of_the_output_projection(engine: Engine) -> None:
