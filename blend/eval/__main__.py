@@ -7,6 +7,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from types import ModuleType
 
 from rich.console import Console
@@ -56,7 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = _commands()
     given = vars(_parser(known).parse_args(argv))
     module = known[given.pop("command")]
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: what was measured must not be lost to a sign
+    # Names and paths are printed as they are: no markup or emoji in them, no colour for their numbers.
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, emoji=False, highlight=False)
     try:
         settings = build(module.SETTINGS, given)
         code: int = module.run(settings, console)

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from blend.engine import Engine
-from blend.errors import InvalidInput
+from blend.errors import InvalidInput, ResourceExhausted
 from blend.eval import curves, fidelity
 from blend.eval.datasets import Example
 from blend.eval.names import unknown
-from blend.eval.perf import TIERS, Workload, chunks_of, leave_in
-from blend.eval.runner import TIMINGS
+from blend.eval.perf import TIERS, Workload, leave_in
+from blend.eval.prompts import chunks_of
+from blend.eval.runner import TIMINGS, lost
 from blend.eval.stats import Estimate, bootstrap
 from blend.eval.values import Record
-from blend.recompute import machine, select
-from blend.recompute.calibration import Calibration, Curve, Point
+from blend.recompute import machine
+from blend.recompute.calibration import Calibration, Curve, Point, selecting
 from blend.recompute.planner import DEFAULT_RATIO
-from blend.types import PLAIN_METHODS, Plan, Prompt
+from blend.types import Plan, Prompt
 
 METRICS = ("first_kl", "answer_kl", "top1")
 """What a record must have measured for a calibration."""
@@ -41,10 +42,9 @@ def check(methods: Sequence[str]) -> None:
     Raises:
         InvalidInput: one selects nothing, so that it has no ratio, or is not the engine's own.
     """
-    known = [name for name in select.methods() if name not in ("auto", *PLAIN_METHODS)]
     for name in methods:
-        if name not in known:
-            raise unknown("methods", name, known)
+        if name not in selecting():
+            raise unknown("methods", name, selecting())
 
 
 def measure(
@@ -53,6 +53,9 @@ def measure(
     """Hold each method and ratio against full prefill of a prompt; yields a record each, in the order given.
 
     The ratio is a cap on the charge, probes included, as ``auto`` has it.
+
+    Raises:
+        ResourceExhausted: the engine's store does not hold all of the prompt's chunks.
     """
     if not points:
         return
@@ -64,6 +67,8 @@ def measure(
         prefill = engine.prefill(prompt, plan, namespace=_NAMESPACE, reserve=max_new_tokens)
         answer = engine.greedy(prefill, max_new_tokens)
         report = prefill.report
+        if count := lost(report):  # their loss would be taken for none
+            raise ResourceExhausted(f"question {example.id}: the store had no room for {count} of its chunks")
         yield Record(
             question=example.id,
             method=method,

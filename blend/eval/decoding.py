@@ -6,6 +6,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from blend.errors import InvalidInput
@@ -46,7 +47,12 @@ def encode(value: object) -> Any:
 
 def hints(kind: type) -> dict[str, Any]:
     """Return the annotations of a dataclass, resolved, by field."""
-    return get_type_hints(kind)
+    return _hints(kind)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)  # which parses every annotation, and is asked for thousands of records
 
 
 def _decode(kind: Any, value: object, where: str) -> Any:

@@ -9,6 +9,7 @@ import torch
 
 from blend.engine import Engine
 from blend.eval.plan import Planned
+from blend.eval.prompts import chunks_of
 from blend.eval.values import Heatmap, State
 from blend.recompute.budget import Budget
 from blend.recompute.prefill import Outcome, Repair, blended
@@ -29,7 +30,7 @@ def heatmap(engine: Engine, question: str, prompt: Prompt, planned: Planned, *, 
         question: the question's id.
         planned: one of the engine's methods that select, with its ratio.
     """
-    engine.precompute([s for s in prompt.segments if isinstance(s, Chunk)], namespace=namespace)
+    engine.precompute(chunks_of(prompt), namespace=namespace)
     seen = _Seen(planned)
     engine.prefill(prompt, Plan("reuse"), namespace=namespace, repair=seen)
     return Heatmap(

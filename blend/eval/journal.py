@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from blend.errors import InvalidInput, ResourceExhausted
+from blend.errors import InvalidInput
 from blend.eval.decoding import decode, encode
-from blend.eval.results import dumps
+from blend.eval.results import dumps, held
 from blend.eval.values import VERSION, Environment, Heatmap, Identity, PromptKey, Record
 
 FILE = "records.jsonl"
@@ -41,7 +42,7 @@ class Header:
 
 
 class Journal:
-    """The file ``records.jsonl`` of a results directory, held by one process at a time; also a context manager.
+    """The file ``records.jsonl`` of a results directory, which it holds against other processes; a context manager.
 
     Its first line is a header: what is measured. Each further line is one record, or the heatmap, written as soon as
     it is there. A last line that was cut off is dropped; whatever else is wrong is refused.
@@ -57,7 +58,7 @@ class Journal:
 
     Raises:
         InvalidInput: a line that is no record, with its number.
-        ResourceExhausted: another process is writing it.
+        ResourceExhausted: another process is writing there.
         OSError: it cannot be read or written.
     """
 
@@ -66,22 +67,13 @@ class Journal:
         self.header: Header | None = None
         self.records: list[Record] = []
         self.heatmap: Heatmap | None = None
-        directory.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "a+b")  # noqa: SIM115  # closed by close
-        try:
-            self._lock()
+        with ExitStack() as stack:
+            stack.enter_context(held(directory))
+            self._file = stack.enter_context(open(self.path, "a+b"))
             if restart:
                 self._file.truncate(0)
             self._read()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ResourceExhausted(f"{self.path} is being written by another process") from error
+            self._open = stack.pop_all()
 
     def _read(self) -> None:
         self._file.seek(0)
@@ -105,7 +97,8 @@ class Journal:
         if number == 1:
             version = value.get("version") if isinstance(value, dict) else None
             if kind != "header" or version != VERSION:
-                raise InvalidInput(where, kind or raw, f"a header of version {VERSION} (or begin anew: --restart)")
+                found = f"a header of version {version}" if kind == "header" else kind or raw
+                raise InvalidInput(where, found, f"a header of version {VERSION} (or begin anew: --restart)")
             self.header = decode(Header, value, where)
         elif kind == "record":
             self.records.append(decode(Record, value, where))
@@ -121,8 +114,14 @@ class Journal:
         self._write("header", encode(header))
         self.header = header
 
-    def check(self, *, settings: Mapping[str, object] | None = None, identity: Identity | None = None) -> None:
-        """Compare the header, where there is one, with what is to be measured now.
+    def check(
+        self,
+        *,
+        settings: Mapping[str, object] | None = None,
+        identity: Identity | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        """Compare the header, where there is one, with what is to be measured now, and where.
 
         Raises:
             InvalidInput: they differ; the message says in what.
@@ -130,14 +129,31 @@ class Journal:
         if self.header is None:
             return
         differ = []
-        for there, now in ((self.header.settings, settings), (self.header.identity, identity)):
+        compared = (
+            (self.header.settings, settings),
+            (self.header.identity, identity),
+            (self.header.environment, environment),
+        )
+        for there, now in compared:
             if now is not None:
                 old, new = encode(there), encode(now)
                 names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
                 differ += [f"{name} was {_short(old.get(name))}, is {_short(new.get(name))}" for name in names]
         if differ:
-            allowed = "results of the same settings, another directory, or --restart"
+            allowed = "results of the same settings and machine, another directory, or --restart"
             raise InvalidInput(str(self.path.parent), "; ".join(differ), allowed)
+
+    def check_records(self, planned: Collection[tuple[str, float | None]]) -> None:
+        """Refuse records of other prompts than the header's, or of other methods and ratios than ``planned``.
+
+        Raises:
+            InvalidInput: there are such records, or one comes twice.
+        """
+        asked = set() if self.header is None else set(self.header.asked)
+        for key, times in Counter(record.key for record in self.records).items():
+            if times > 1 or key[:4] not in asked or key[4:] not in planned:
+                found = f"a record of {key}" + (f", {times} times" if times > 1 else "")
+                raise InvalidInput(str(self.path), found, "what was asked for, each once (or begin anew: --restart)")
 
     def add(self, record: Record) -> None:
         """Write a record; it outlives this process from now on."""
@@ -156,8 +172,8 @@ class Journal:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let go of the file. Safe to call again."""
-        self._file.close()
+        """Let go of the file and the directory. Safe to call again."""
+        self._open.close()
 
     def __enter__(self) -> Journal:
         return self

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from blend.config import EngineConfig, StoreConfig
 from blend.engine import Engine
+from blend.errors import InvalidInput
 from blend.eval import datasets, results
+from blend.eval.bars import bar
 from blend.eval.datasets import Dataset
 from blend.eval.environment import environment
 from blend.eval.heatmap import heatmap, subject
 from blend.eval.journal import Header, Journal
 from blend.eval.metrics import text_scores
+from blend.eval.perf import warm_up
 from blend.eval.plan import Planned, plan
 from blend.eval.prompts import Vary, as_it_is, prepare
 from blend.eval.runner import CLOSENESS, NAMESPACE, measure
-from blend.eval.settings import Settings
+from blend.eval.settings import MeasuringSettings, Settings
 from blend.eval.summary import summarize
 from blend.eval.values import Environment, Heatmap, Identity, Kind, PromptKey, Record, Results
 from blend.model import source
 from blend.model.fingerprint import weights_digest
+from blend.recompute import select
+from blend.types import Chunk, Plan, Prompt
 
 HOST_BYTES = 4 << 30
 """Budget of the chunks in memory: what the chunks of one prompt may take, and no more than is touched is taken."""
 
+_WARM = 16  # tokens of a chunk
 
-def load_dataset(settings: Settings) -> Dataset:
+
+def load_dataset(settings: MeasuringSettings) -> Dataset:
     """Return the questions that settings name. Errors are those of :func:`blend.eval.datasets.load`."""
     return datasets.load(
         settings.dataset,
@@ -53,27 +57,10 @@ def open_engine(settings: Settings) -> Engine:
     return Engine(EngineConfig(settings.model, dtype=settings.dtype, recompute_misses=False, store=store))
 
 
-def identity(engine: Engine, settings: Settings, dataset: Dataset, prompts: str) -> Identity:
+def identity(engine: Engine, settings: MeasuringSettings, dataset: Dataset, prompts: str) -> Identity:
     """Return what results of this engine on these prompts (their digest) must share with others."""
     stats = engine.stats()
     return Identity(stats.model_fingerprint, settings.model, stats.dtype, dataset.digest, prompts)
-
-
-@contextmanager
-def progress_bar(what: str, total: int, done: int, *, show: bool) -> Iterator[Any]:
-    """Yield a function that moves a bar with time left on by one step, on standard error."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("spent"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not show, speed_estimate_period=3600) as progress:
-        task = progress.add_task(what, total=total, completed=done)
-        yield lambda: progress.advance(task)
 
 
 @dataclass(frozen=True)
@@ -108,16 +95,22 @@ def collect(kind: Kind, settings: Settings, vary: Vary = as_it_is) -> Results:
     weights = weights_digest(source.resolve(settings.model))  # tells without loading them whether they are the same
     measured = {**settings.measured(), "digest": dataset.digest, "weights": weights}
     if settings.results is None:
-        found = _measure(settings, measured, dataset, planned, vary, None)
-    else:
-        with Journal(Path(settings.results).expanduser(), restart=settings.restart) as journal:
-            journal.check(settings=measured)
-            found = _finished(journal, planned) or _measure(settings, measured, dataset, planned, vary, journal)
-    return _document(kind, settings, measured, dataset, found)
+        return _document(kind, settings, measured, dataset, _measure(settings, measured, dataset, planned, vary, None))
+    directory = Path(settings.results).expanduser()
+    with Journal(directory, restart=settings.restart) as journal:
+        if journal.header is None and not settings.restart and (directory / results.FILE).exists():
+            allowed = "another directory, or --restart, which replaces them"
+            raise InvalidInput(str(directory), f"other results ({results.FILE} without records)", allowed)
+        journal.check(settings=measured)
+        journal.check_records([(p.method, p.ratio) for p in planned])
+        found = _finished(journal, planned) or _measure(settings, measured, dataset, planned, vary, journal)
+        made = _document(kind, settings, measured, dataset, found)
+        results.write(directory, made)
+    return made
 
 
 def _document(kind: Kind, settings: Settings, measured: Mapping[str, Any], dataset: Dataset, found: _Found) -> Results:
-    made = Results(
+    return Results(
         kind=kind,
         command=settings.line(kind),
         settings={**measured, "margins": dict(settings.margins)},
@@ -130,9 +123,6 @@ def _document(kind: Kind, settings: Settings, measured: Mapping[str, Any], datas
         records=tuple(found.records),
         heatmap=found.heatmap,
     )
-    if settings.results is not None:
-        results.write(Path(settings.results).expanduser(), made)
-    return made
 
 
 def _finished(journal: Journal, planned: Sequence[Planned]) -> _Found | None:
@@ -163,16 +153,16 @@ def _measure(
         where = environment(engine)
         asked = tuple(one.key for one in prepared.asked)
         if journal is not None:
-            journal.check(identity=known)
+            journal.check(identity=known, environment=where)
             if journal.header is None:
                 journal.begin(Header(measured, known, where, asked, prepared.dropped))
         records = [] if journal is None else list(journal.records)
         drawn = None if journal is None else journal.heatmap
         shown = subject(planned)
         done = {record.key for record in records}
-        step = stack.enter_context(
-            progress_bar("answers", len(asked) * len(planned), len(done), show=not settings.json)
-        )
+        tell = stack.enter_context(bar("answers", len(asked) * len(planned), len(done), show=not settings.json))
+        if len(records) < len(asked) * len(planned):
+            _warm_up(engine, prepared.asked[0].prompt, planned)
         for one in prepared.asked:
             found = measure(
                 engine,
@@ -189,12 +179,19 @@ def _measure(
                 records.append(record)
                 if journal is not None:
                     journal.add(record)
-                step()
+                tell(len(records))
             if drawn is None and shown is not None:  # of the first prompt
                 drawn = heatmap(engine, one.example.id, one.prompt, shown, namespace=NAMESPACE)
                 if journal is not None:
                     journal.add_heatmap(drawn)
     return _Found(_in_order(records, asked, planned), drawn, where, known, prepared.dropped)
+
+
+def _warm_up(engine: Engine, prompt: Prompt, planned: Sequence[Planned]) -> None:
+    """Run each of the engine's methods once over the beginnings of a prompt's chunks."""
+    short = [Chunk(s.token_ids[:_WARM]) if isinstance(s, Chunk) else s for s in prompt.segments]
+    plans = {p.method: Plan(p.method, p.ratio) for p in planned if p.method in select.methods()}
+    warm_up(engine, Prompt(short), plans.values())
 
 
 def _in_order(records: Sequence[Record], asked: Sequence[PromptKey], planned: Sequence[Planned]) -> list[Record]:

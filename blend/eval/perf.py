@@ -20,7 +20,7 @@ from blend.config import EngineConfig, GiB, StoreConfig
 from blend.engine import Engine
 from blend.errors import InvalidInput
 from blend.eval.datasets import Example
-from blend.eval.prompts import layout
+from blend.eval.prompts import chunks_of, layout
 from blend.eval.values import PerfPoint
 from blend.rag.chunking import render_chunk
 from blend.types import EXACT_METHODS, Chunk, Plan, Prompt, Report
@@ -58,6 +58,12 @@ class Workload:
         most = min(self.most, room)
         return tuple(tokens for tokens in lengths if self._around < tokens <= most) or (most,)
 
+    def most_passages(self, questions: Iterable[str], room: int) -> int:
+        """Return how many passages, whichever they are, ``room`` tokens hold beside any of the questions."""
+        left = room - max(len(self.build([], question)) for question in questions)
+        totals = itertools.accumulate(sorted((len(chunk) for chunk in self.chunks), reverse=True))
+        return sum(total <= left for total in totals)
+
     def sized(self, tokens: int) -> Prompt:
         """Return a prompt of exactly so many tokens, its last passage cut; short ones begin as long ones do.
 
@@ -93,9 +99,11 @@ def tiered_engine(model: str, dtype: str) -> Iterator[Engine]:
             yield engine
 
 
-def chunks_of(prompt: Prompt) -> list[Chunk]:
-    """Return the prompt's chunks, in order."""
-    return [segment for segment in prompt.segments if isinstance(segment, Chunk)]
+def warm_up(engine: Engine, prompt: Prompt, plans: Iterable[Plan]) -> None:
+    """Run plans over a prompt with its chunks encoded, so that what first use compiles or allocates is in no figure."""
+    engine.precompute(chunks_of(prompt), namespace="warm-up")
+    for plan in plans:
+        engine.prefill(prompt, plan, namespace="warm-up")
 
 
 class Bench:

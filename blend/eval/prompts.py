@@ -63,6 +63,11 @@ def build_prompt(engine: Engine, example: Example, rag: RagConfig | None = None)
     return layout(engine, rag).build(chunks, example.question)
 
 
+def chunks_of(prompt: Prompt) -> list[Chunk]:
+    """Return the prompt's chunks, in order."""
+    return [segment for segment in prompt.segments if isinstance(segment, Chunk)]
+
+
 def as_it_is(engine: Engine, example: Example, dropped: Counter[str]) -> Iterator[Asked]:
     """Yield the one prompt of an example of which nothing is varied."""
     yield Asked(example, build_prompt(engine, example))

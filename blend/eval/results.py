@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import tempfile
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from blend.errors import InvalidInput, NotFound
+from blend.errors import InvalidInput, NotFound, ResourceExhausted
 from blend.eval.values import Results
 
 FILE = "results.json"
 """The document's name in a results directory."""
+
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Keep other processes from writing a results directory, which is made where it is missing.
+
+    Raises:
+        ResourceExhausted: another process is writing there.
+        OSError: the directory cannot be made or written to.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / _LOCK, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ResourceExhausted(f"{directory} is being written by another process") from error
+        yield
 
 
 def dumps(document: Any, indent: int | None = 1) -> str:
@@ -49,16 +72,15 @@ def replace(path: Path, text: str) -> None:
     Raises:
         OSError: its directory cannot be written to.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # beside it, with the user's own mode
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(unfinished, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.rename(name, path)
+        unfinished.rename(path)
     except BaseException:
-        os.unlink(name)
+        unfinished.unlink(missing_ok=True)
         raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:

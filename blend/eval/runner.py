@@ -11,8 +11,9 @@ from blend.eval.datasets import Example
 from blend.eval.fidelity import FullPrefill, closeness, full_prefill
 from blend.eval.metrics import METRICS, text_scores
 from blend.eval.plan import FULL, Planned
+from blend.eval.prompts import chunks_of
 from blend.eval.values import Level, Record
-from blend.types import Chunk, Prefill, Prompt, Report, Text
+from blend.types import Prefill, Prompt, Report, Text
 
 NAMESPACE = "evaluation"
 
@@ -62,7 +63,7 @@ def measure(
     question = prompt.segments[-1]
     if not isinstance(question, Text):
         raise InvalidInput("prompt", "a chunk at its end", "a question behind the last chunk")
-    engine.precompute([s for s in prompt.segments if isinstance(s, Chunk)], namespace=namespace)
+    engine.precompute(chunks_of(prompt), namespace=namespace)
     full: FullPrefill | None = None
 
     def run(wanted: Planned) -> Prefill:
@@ -115,5 +116,9 @@ def measure(
 
 def _warnings(report: Report) -> tuple[str, ...]:
     """Return the report's warnings, and one for chunks that should have been in memory and were not."""
-    lost = sum(chunk.outcome in ("miss", "failed") for chunk in report.chunks)
-    return (*report.warnings, f"{lost} chunks were not in the store") if lost else report.warnings
+    return (*report.warnings, f"{count} chunks were not in the store") if (count := lost(report)) else report.warnings
+
+
+def lost(report: Report) -> int:
+    """Return how many chunks should have been in the store and were not, so that they were computed."""
+    return sum(chunk.outcome in ("miss", "failed") for chunk in report.chunks)

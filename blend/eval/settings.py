@@ -65,8 +65,8 @@ class CommandSettings:
 
 
 @dataclass(frozen=True)
-class Settings(CommandSettings):
-    """What every command that measures takes.
+class MeasuringSettings(CommandSettings):
+    """What every command that measures takes. Each list has something in it, and nothing twice.
 
     Raises:
         InvalidInput: a value outside what is allowed.
@@ -82,10 +82,6 @@ class Settings(CommandSettings):
     dtype: str = setting("auto", "auto, float32, bfloat16 or float16")
     methods: tuple[str, ...] = setting(("reuse", "random", "head", "deviation", "query"), "with commas between")
     ratios: tuple[float, ...] = setting((0.15,), "shares of cached tokens, 0 to 1, with commas between")
-    metrics: tuple[str, ...] = setting(tuple(METRICS), "what is measured of each answer")
-    margins: Mapping[str, float] = setting(
-        {"f1": 0.02, "first_kl": 0.05}, "how much worse than full prefill a method may be and pass as no worse"
-    )
     max_new_tokens: int = setting(16, "most tokens of an answer, and of full prefill's that methods are held against")
     results: str | None = setting(None, "directory for results; a run that was stopped goes on from there")
     restart: bool = setting(False, "measure anew what the results directory has already")
@@ -97,12 +93,37 @@ class Settings(CommandSettings):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidInput(name, value, f"{least} or more")
+        if self.results == "":
+            raise InvalidInput("results", self.results, "a directory")
         EngineConfig(self.model, dtype=self.dtype)  # refuses what is not known
-        for name in ("methods", "ratios", "metrics"):
-            _some_and_once(name, getattr(self, name))
+        for f in fields(self):
+            if isinstance(value := getattr(self, f.name), tuple):
+                _some_and_once(f.name, value)
         for ratio in self.ratios:
             if not 0 <= ratio <= 1:
                 raise InvalidInput("ratios", ratio, "numbers from 0 to 1")
+
+    def measured(self) -> dict[str, Any]:
+        """Return, as JSON has it, what the measurement depends on: not where results go."""
+        names = {f.name for f in fields(self)} - self.HOW
+        return {name: encode(getattr(self, name)) for name in sorted(names)}
+
+
+@dataclass(frozen=True)
+class Settings(MeasuringSettings):
+    """What every command takes that measures answers.
+
+    Raises:
+        InvalidInput: a value outside what is allowed.
+    """
+
+    metrics: tuple[str, ...] = setting(tuple(METRICS), "what is measured of each answer")
+    margins: Mapping[str, float] = setting(
+        {"f1": 0.02, "first_kl": 0.05}, "how much worse than full prefill a method may be and pass as no worse"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name in (*self.metrics, *self.margins):
             if name not in METRICS:
                 raise unknown("metrics" if name in self.metrics else "margins", name, METRICS)
@@ -111,9 +132,10 @@ class Settings(CommandSettings):
                 raise InvalidInput(f"margins: {name}", margin, "0 or more, in the metric's unit")
 
     def measured(self) -> dict[str, Any]:
-        """Return, as JSON has it, what the measurement depends on: not the margins, nor where results go."""
-        names = {f.name for f in fields(self)} - self.HOW - {"margins"}
-        return {name: encode(getattr(self, name)) for name in sorted(names)}
+        """Return what the measurement depends on: not the margins either, which judge it."""
+        found = super().measured()
+        del found["margins"]
+        return found
 
 
 def _some_and_once(name: str, values: Sequence[object]) -> None:
@@ -164,7 +186,7 @@ def build(kind: type[AnySettings], flags: Mapping[str, object]) -> AnySettings:
     if where is not None:
         given.update(from_yaml(kind, str(where)))
     for name, value in flags.items():
-        given[name] = _value(kind, name, value, "--" + _flag(name), flag=True)
+        given[name] = _value(kind, name, value, "--" + _flag(name))
     return kind(**given)
 
 
@@ -173,7 +195,7 @@ def from_yaml(kind: type[CommandSettings], path: str) -> dict[str, object]:
     if not Path(path).is_file():
         raise NotFound("settings file", path)
     try:
-        raw = yaml.safe_load(Path(path).read_text("utf-8"))
+        raw = yaml.load(Path(path).read_text("utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidInput(path, " ".join(str(error).split()), "YAML in UTF-8") from error
     if raw is None:
@@ -188,23 +210,33 @@ def from_yaml(kind: type[CommandSettings], path: str) -> dict[str, object]:
             raise unknown(f"{path}: a setting", key, known)
         if name in given:
             raise InvalidInput(f"{path}: {name}", "twice", "each setting once")
-        given[name] = _value(kind, name, value, f"{path}: {name}", flag=False)
+        given[name] = _value(kind, name, value, f"{path}: {name}")
     return given
 
 
-def _value(kind: type[CommandSettings], name: str, value: object, where: str, *, flag: bool) -> Any:
-    """Return a value as the field's annotation wants it. Lists and mappings may be written in a flag's short form."""
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the library has no types
+    """Reads plain values alone, and refuses a key that stands twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+            seen.add(str(key.value))
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+def _value(kind: type[CommandSettings], name: str, value: object, where: str) -> Any:
+    """Return a value as the field's annotation wants it, whether it is written as YAML has it or as a flag has it."""
     wanted: Any = hints(kind)[name]
     origin = get_origin(wanted)
     if isinstance(value, str) and origin is tuple:
         value = [part.strip() for part in value.split(",") if part.strip()]
-        flag = True
     elif isinstance(value, str) and _is_mapping(origin):
         value = _pairs(value, where)
-        flag = True
-    if flag:
-        value = _numbers(wanted, value, where)
-    return decode(wanted, value, where)
+    return decode(wanted, _numbers(wanted, value, where), where)
 
 
 def _is_mapping(origin: Any) -> bool:
@@ -223,9 +255,9 @@ def _pairs(text: str, where: str) -> dict[str, str]:
 
 def _numbers(wanted: Any, value: object, where: str) -> object:
     """Turn text into the numbers that ``wanted`` asks for, in lists and mappings too."""
-    if isinstance(value, list):
+    if isinstance(value, list) and get_origin(wanted) is tuple:
         return [_numbers(get_args(wanted)[0], inner, where) for inner in value]
-    if isinstance(value, dict):
+    if isinstance(value, dict) and _is_mapping(get_origin(wanted)):
         return {name: _numbers(get_args(wanted)[1], inner, f"{where} {name}") for name, inner in value.items()}
     if isinstance(value, str):
         for number, what in ((int, "an integer"), (float, "a finite number")):

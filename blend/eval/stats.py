@@ -31,7 +31,7 @@ _BLOCK = 1 << 20  # random numbers held at once
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95% interval over ``count`` questions."""
+    """A mean with its 95% interval over ``count`` questions. That of one question has no width, and is not shown."""
 
     mean: float
     low: float
@@ -39,7 +39,12 @@ class Estimate:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.mean:.3f} {self.interval}".rstrip()
+
+    @property
+    def interval(self) -> str:
+        """The interval as tables show it; empty for a single question."""
+        return f"[{self.low:.3f}, {self.high:.3f}]" if self.count > 1 else ""
 
 
 @dataclass(frozen=True)

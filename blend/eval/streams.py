@@ -12,7 +12,8 @@ import torch
 
 from blend.engine import Engine
 from blend.eval import breakeven, curves, zipf
-from blend.eval.perf import Bench, Workload, chunks_of, percentiles, point
+from blend.eval.perf import Bench, Workload, percentiles, point
+from blend.eval.prompts import chunks_of
 from blend.eval.values import PerfPoint
 from blend.recompute import passes
 from blend.recompute.planner import PrefillSpeed
@@ -98,6 +99,7 @@ def measure(
     return points, {
         "questions": shape.questions,
         "passages": len(workload.chunks),
+        "passages_each": shape.passages,
         "requests": shape.played,
         "methods": [_balances(bench.engine, found, plan, loads) for plan in blending],
     }

@@ -26,12 +26,12 @@ def show(console: Console, results: Results) -> None:
     measured = {name for row in results.rows for name in row.metrics}
     console.print(_table(f"Answers: {about}", results.rows, [n for n in _QUALITY if n in measured], costs=True))
     close = [n for n in _CLOSE if n in measured]
-    if close:
+    others = [row for row in results.rows if row.method != "full"]
+    if close and others:
         recovered = [f"{RECOVERY}{n}" for n in ("answer_kl", "first_kl") if f"{RECOVERY}{n}" in measured][:1]
-        others = [row for row in results.rows if row.method != "full"]
         console.print(_table(f"Against full prefill: {about}", others, [*close, *recovered], costs=False))
     for line in (*_differences(results.rows), *_margins(results), *_left_out(results)):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _table(title: str, rows: Iterable[Row], names: list[str], *, costs: bool) -> Table:
@@ -59,12 +59,13 @@ def _title(name: str) -> str:
 
 def _cell(estimate: Estimate) -> str:
     """Return a mean with its interval on a line of its own, so that tables stay narrow."""
-    return f"{estimate.mean:.3f}\n[{estimate.low:.3f}, {estimate.high:.3f}]"
+    return f"{estimate.mean:.3f}\n{estimate.interval}".rstrip()
 
 
 def signed(estimate: Estimate) -> str:
     """Return a difference with its sign and interval."""
-    return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+    interval = f" [{estimate.low:+.3f}, {estimate.high:+.3f}]" if estimate.count > 1 else ""
+    return f"{estimate.mean:+.3f}{interval}"
 
 
 def chance(p: float) -> str:
@@ -75,14 +76,14 @@ def chance(p: float) -> str:
 def worth(noise: bool, questions: int) -> str:
     """Return in words what a difference is worth."""
     if questions < FEWEST:
-        return f"inside the noise: {questions} questions are too few to tell"
+        return f"inside the noise: {questions} {'question is' if questions == 1 else 'questions are'} too few to tell"
     return "inside the noise" if noise else "outside the noise"
 
 
 def _differences(rows: Iterable[Row]) -> Iterable[str]:
     """What each method's F1 and KL differ by from their baselines."""
     for row in rows:
-        for name in ("f1", "answer_kl"):
+        for name in ("f1", "answer_kl" if "answer_kl" in row.against else "first_kl"):
             if name in row.against:
                 found = row.against[name]
                 yield (

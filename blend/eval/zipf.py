@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -16,18 +15,27 @@ BLOCK = 16
 """Tokens that an exact prefix cache keeps and finds as one, as vLLM's default has it."""
 
 
+STEEPEST = 20.0
+"""The largest skew. Even here the second of two ranks is drawn once in a million; steeper laws leave ranks no share."""
+
+
+def check(skew: float) -> None:
+    """Raise :class:`~blend.errors.InvalidInput` for a skew outside 0 to :data:`STEEPEST`."""
+    if not 0 <= skew <= STEEPEST:
+        raise InvalidInput("skew", skew, f"a number from 0 to {STEEPEST:g}")
+
+
 def shares(count: int, skew: float) -> npt.NDArray[np.float64]:
     """Return the shares ``[count]`` of ranks 1 to ``count`` under Zipf's law: in proportion to ``1 / rank ** skew``.
 
     Skew 0 asks for everything equally often; words of a language have about 1.
 
     Raises:
-        InvalidInput: no ranks, or a skew that is negative or not finite.
+        InvalidInput: no ranks, or as :func:`check`.
     """
     if count < 1:
         raise InvalidInput("count", count, "1 or more")
-    if not 0 <= skew < math.inf:
-        raise InvalidInput("skew", skew, "a number of 0 or more")
+    check(skew)
     weights = np.arange(1, count + 1, dtype=np.float64) ** -skew
     drawn: npt.NDArray[np.float64] = weights / weights.sum()
     return drawn

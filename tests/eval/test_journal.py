@@ -14,7 +14,7 @@ import pytest
 
 from blend.errors import InvalidInput, ResourceExhausted
 from blend.eval.journal import FILE, Header, Journal
-from blend.eval.values import Heatmap
+from blend.eval.values import Heatmap, Record
 from tests.eval import samples
 
 KNOWN = samples.document([samples.record("q0", "full", f1=1.0)])
@@ -65,7 +65,7 @@ def test_a_last_line_that_was_cut_anywhere_is_dropped(tmp_path: Path) -> None:
         (3, b"{nonsense", "line 3"),
         (3, b'{"recorded": 1}', "a record or a heatmap"),
         (2, b'{"record": {"question": 3}}', "line 2"),
-        (1, b'{"header": {"version": 99}}', "version 1"),
+        (1, b'{"header": {"version": 99}}', "got 'a header of version 99'; allowed: a header of version 1"),
         (1, b"[]", "header"),
         (1, b'{"header": {"version": 1, "settings": {}}}', "no field identity"),
         (4, b'{"header": {"version": 1}}', "a record or a heatmap"),
@@ -90,8 +90,31 @@ def test_what_differs_from_the_header_is_said(tmp_path: Path) -> None:
             journal.check(settings={"limit": 4, "dataset": "demo", "seed": 1})
         with pytest.raises(InvalidInput, match='dtype was "float32", is "bfloat16"'):
             journal.check(identity=replace(HEADER.identity, dtype="bfloat16"))
+        with pytest.raises(InvalidInput, match="threads was 2, is 4"):
+            journal.check(environment=replace(HEADER.environment, threads=4))
     with Journal(tmp_path, restart=True) as journal:
         journal.check(settings={"limit": 4})  # a new one has nothing to differ from
+
+
+PLANNED = [("full", None), ("query", 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (samples.record("q0", "full", f1=1.0), "2 times"),
+        (samples.record("q7", "full", f1=1.0), "'q7'"),
+        (samples.record("q0", "head", 0.1, f1=1.0), "'head', 0.1"),
+        (samples.record("q0", "query", 0.2, f1=1.0), "'query', 0.2"),
+    ],
+)
+def test_records_that_nobody_asked_for_are_refused(tmp_path: Path, record: Record, said: str) -> None:
+    filled(tmp_path)
+    with Journal(tmp_path) as journal:
+        journal.check_records(PLANNED)
+        journal.add(record)
+        with pytest.raises(InvalidInput, match=f"{said}.*--restart"):
+            journal.check_records(PLANNED)
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from blend import Chunk, Engine, Plan, Prompt, Text
-from blend.errors import InvalidInput
+from blend import Chunk, Engine, Plan, Prompt, StoreConfig, Text
+from blend.errors import InvalidInput, ResourceExhausted
+from blend.eval import calibrating
 from blend.eval.calibrating import assemble, default_of, points, speeds
 from blend.eval.perf import Bench, Workload, _spread, drop_pages, percentiles
+from blend.eval.prompts import build_prompt
 from blend.eval.streams import Shape, measure, suffix_ms
 from blend.eval.values import Record
 from blend.recompute.calibration import Point, parse
 from tests import tiny
+from tests.eval import samples
 
 PLANS = (Plan("full"), Plan("reuse"), Plan("query", 0.2))
 
@@ -105,6 +108,15 @@ def test_percentiles_lie_between_measured_values() -> None:
     assert percentiles([1.0, 3.0]) == {"ttft_p50": 2.0, "ttft_p95": pytest.approx(2.9)}
 
 
+def test_a_stream_has_no_more_passages_than_every_prompt_has_room_for() -> None:
+    uneven = Workload(tuple(Chunk(tiny.random_ids(n, n)) for n in (10, 40, 30, 20)), "what?", build)
+    room = 2 + len("much longer?") + 70
+    assert uneven.most_passages(["what?", "much longer?"], room) == 2, "the two longest fit"
+    assert uneven.most_passages(["what?", "much longer?"], room - 1) == 1
+    assert uneven.most_passages(["what?"], 10_000) == 4
+    assert uneven.most_passages(["what?"], 20) == 0
+
+
 SHAPE = Shape(questions=6, passages=3, requests=8, skews=(0.0, 3.0), played=100)
 
 
@@ -154,6 +166,14 @@ def test_speeds_are_fitted_over_the_lengths(engine: Engine) -> None:
     for curve in found.loads.values():
         assert (curve.fewest, curve.most) == (93 * per_token, 393 * per_token)
     assert told[-1] == 1.0
+
+
+def test_a_calibration_is_not_made_of_chunks_that_found_no_room(tmp_path: Path) -> None:
+    store = StoreConfig(host_bytes=96 << 10, disk_bytes=0)
+    with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store", store=store) as small:
+        prompt = build_prompt(small, samples.example())
+        with pytest.raises(ResourceExhausted, match="no room for"):
+            list(calibrating.measure(small, samples.example(), prompt, [("query", 0.5)], max_new_tokens=2))
 
 
 def record(question: str, method: str, ratio: float | None, kl: float) -> Record:

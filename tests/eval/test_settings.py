@@ -57,6 +57,9 @@ def test_yaml_says_what_flags_say_and_flags_beat_it(tmp_path: Path) -> None:
     assert parsed(Settings, f"--config {file}") == replace(wanted, config=str(file))
     beaten = parsed(Settings, f"--config {file} --limit 5 --no-json")
     assert (beaten.limit, beaten.json, beaten.max_new_tokens) == (5, False, 4)
+    file.write_text("ratios: ['0.1', 2e-1]\nlimit: '3'\nmargins: {f1: 1e-3}\n")  # YAML takes 2e-1 for a text
+    found = parsed(Settings, f"--config {file}")
+    assert (found.ratios, found.limit, found.margins) == ((0.1, 0.2), 3, {"f1": 0.001})
     file.write_text("")
     assert parsed(Settings, f"--config {file}") == Settings(config=str(file))
 
@@ -76,6 +79,13 @@ def test_yaml_says_what_flags_say_and_flags_beat_it(tmp_path: Path) -> None:
         ("config: other.yaml", "config"),
         ("a: !!python/object/apply:os.getcwd []", "YAML"),
         ("ratios: [.nan]", "finite"),
+        ("limit: 1\nlimit: 2", "limit stands there twice"),
+        ("margins: {f1: 1, f1: 2}", "f1 stands there twice"),
+        ("dataset: [a]", "a text"),
+        ("dataset: {a: 1}", "a text"),
+        ("fields: [a]", "names with values"),
+        ("ratios: 0.5", "a list"),
+        ("? [a]\n: 1", "YAML"),
     ],
 )
 def test_wrong_yaml_is_refused_with_its_place(tmp_path: Path, text: str, named: str) -> None:
@@ -97,11 +107,13 @@ def test_a_missing_settings_file_is_named() -> None:
         ("--limit 0", "limit"),
         ("--limit x", "--limit"),
         ("--seed -1", "seed"),
+        ("--results ''", "a directory"),
         ("--ratios 0.1,2", "ratios"),
         ("--ratios 0.1,nan", "--ratios"),
         ("--ratios a", "--ratios"),
         ("--ratios 0.1,0.10", "once"),
         ("--methods ''", "at least one"),
+        ("--methods query,head,query", "methods.*once"),
         ("--metrics f1,recal", "metrics"),
         ("--metrics tokenf1", "token_f1 .the nearest"),
         ("--margins f1", "NAME=VALUE"),

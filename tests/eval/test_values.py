@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,15 @@ def test_a_write_that_fails_leaves_the_old_document_and_nothing_else(
     monkeypatch.undo()
     assert results.read(tmp_path).seed == 0
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_document_is_as_private_as_its_owner_wants_files_to_be(document: Results, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        path = results.write(tmp_path, document)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_numbers_that_json_has_not_are_refused(document: Results, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def test_shares_fall_with_the_rank_by_the_power_that_the_skew_says() -> None:
     assert zipf.shares(2, 2.0).tolist() == pytest.approx([0.8, 0.2])
 
 
-@pytest.mark.parametrize(("count", "skew"), [(0, 1.0), (3, -1.0), (3, float("nan")), (3, float("inf"))])
+@pytest.mark.parametrize(("count", "skew"), [(0, 1.0), (3, -1.0), (3, float("nan")), (3, float("inf")), (3, 20.5)])
 def test_shares_refuse_what_is_no_law(count: int, skew: float) -> None:
     with pytest.raises(InvalidInput):
         zipf.shares(count, skew)

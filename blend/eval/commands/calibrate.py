@@ -21,7 +21,7 @@ from blend.eval.measuring import identity, load_dataset
 from blend.eval.perf import tiered_engine, workload
 from blend.eval.plan import plan
 from blend.eval.prompts import Prepared, prepare
-from blend.eval.settings import Settings, setting
+from blend.eval.settings import MeasuringSettings, setting
 from blend.eval.stats import Estimate
 from blend.eval.values import Record
 from blend.model import source
@@ -37,7 +37,7 @@ blend-eval calibrate --dataset questions.json --limit 40 --ratios 0.1,0.2 --outp
 
 
 @dataclass(frozen=True)
-class CalibrateSettings(Settings):
+class CalibrateSettings(MeasuringSettings):
     """What ``calibrate`` takes.
 
     Raises:
@@ -52,12 +52,12 @@ class CalibrateSettings(Settings):
     lengths: tuple[int, ...] = setting((256, 512, 1024, 2048), "tokens of the prompts that speed is measured with")
     repeats: int = setting(3, "how often each of them is measured; the best counts")
 
-    HOW = Settings.HOW | {"output"}
+    HOW = MeasuringSettings.HOW | {"output"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.lengths, default=0) < 1:
-            raise InvalidInput("lengths", self.lengths, "numbers of 1 or more, at least one")
+        if min(self.lengths) < 1:
+            raise InvalidInput("lengths", self.lengths, "numbers of 1 or more")
         if self.repeats < 1:
             raise InvalidInput("repeats", self.repeats, "1 or more")
 
@@ -101,10 +101,11 @@ def _measure(settings: CalibrateSettings, points: list[tuple[str, float]]) -> Ca
         if journal is not None:
             known = identity(engine, settings, dataset, prepared.digest)
             measured = {**settings.measured(), "digest": dataset.digest}
-            journal.check(settings=measured, identity=known)
+            where = environment(engine)
+            journal.check(settings=measured, identity=known, environment=where)
             if journal.header is None:
                 asked = tuple(one.key for one in prepared.asked)
-                journal.begin(Header(measured, known, environment(engine), asked, prepared.dropped))
+                journal.begin(Header(measured, known, where, asked, prepared.dropped))
         records = _losses(settings, engine, prepared, points, journal)
         load = workload(engine, dataset.examples)
         room = engine.decoder.max_positions - 1
@@ -125,7 +126,7 @@ def _losses(
     """Return every record, those of a stopped run included, question by question."""
     found = {} if journal is None else {record.key: record for record in journal.records}
     total = len(prepared.asked) * len(points)
-    with bar("questions", show=not settings.json) as tell:
+    with bar("answers", total, len(found), show=not settings.json) as tell:
         for one in prepared.asked:
             missing = [point for point in points if (*one.key, *point) not in found]
             for record in calibrating.measure(
@@ -134,7 +135,7 @@ def _losses(
                 if journal is not None:
                     journal.add(record)
                 found[record.key] = record
-                tell(len(found) / total)
+                tell(len(found))
     return [found[(*one.key, *point)] for one in prepared.asked for point in points]
 
 
@@ -159,8 +160,8 @@ def _show(console: Console, made: Calibration, output: Path) -> None:
     console.print(table)
     if made.prefill is not None:
         ms = made.prefill.ms(made.prefill.most)
-        console.print(f"full prefill: {ms:.0f} ms at {made.prefill.most} tokens on {made.machine}", highlight=False)
+        console.print(f"full prefill: {ms:.0f} ms at {made.prefill.most} tokens on {made.machine}")
     for tier, curve in made.loads.items():
         rate = curve.most / 1e6 / curve.ms(curve.most)
-        console.print(f"chunks from {tier}: {rate:.2f} GB/s at {curve.most / 1e6:.0f} MB", highlight=False)
-    console.print(f"written to {output}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"chunks from {tier}: {rate:.2f} GB/s at {curve.most / 1e6:.0f} MB")
+    console.print(f"written to {output}", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,15 @@ from rich.table import Table
 
 from blend.engine import Engine
 from blend.errors import InvalidInput
-from blend.eval import results, streams
+from blend.eval import journal, results, streams, zipf
 from blend.eval.bars import bar
 from blend.eval.environment import environment
 from blend.eval.measuring import identity, load_dataset
 from blend.eval.names import unknown
-from blend.eval.perf import Bench, Workload, chunks_of, tiered_engine, workload
+from blend.eval.perf import Bench, Workload, tiered_engine, warm_up, workload
 from blend.eval.plan import plan
 from blend.eval.prompts import digest
-from blend.eval.settings import Settings, setting
+from blend.eval.settings import MeasuringSettings, setting
 from blend.eval.values import Perf, PerfPoint, Results
 from blend.recompute import select
 from blend.types import Plan
@@ -38,7 +39,7 @@ EXPERIMENTS = ("length", "tier", "hits", "concurrency", "stream")
 
 
 @dataclass(frozen=True)
-class PerfSettings(Settings):
+class PerfSettings(MeasuringSettings):
     """Settings of ``perf``.
 
     Raises:
@@ -71,14 +72,14 @@ class PerfSettings(Settings):
             if getattr(self, name) < 1:
                 raise InvalidInput(name, getattr(self, name), "1 or more")
         for name in ("lengths", "threads"):
-            if min(getattr(self, name), default=0) < 1:
-                raise InvalidInput(name, getattr(self, name), "numbers of 1 or more, at least one")
-        if not self.hits or not all(0 <= share <= 1 for share in self.hits):
-            raise InvalidInput("hits", self.hits, "shares from 0 to 1, at least one")
+            if min(getattr(self, name)) < 1:
+                raise InvalidInput(name, getattr(self, name), "numbers of 1 or more")
+        if not all(0 <= share <= 1 for share in self.hits):
+            raise InvalidInput("hits", self.hits, "shares from 0 to 1")
         if not self.seconds > 0:
             raise InvalidInput("seconds", self.seconds, "more than 0")
-        if not self.skews or min(self.skew, *self.skews) < 0:
-            raise InvalidInput("skew, skews", (self.skew, *self.skews), "numbers of 0 or more, at least one")
+        for skew in (self.skew, *self.skews):
+            zipf.check(skew)
 
 
 SETTINGS = PerfSettings
@@ -98,7 +99,11 @@ def _collect(settings: PerfSettings) -> Results:
     """Run the experiments that the results directory has not; each is written when it is done."""
     dataset = load_dataset(settings)
     plans = [Plan(p.method, p.ratio) for p in plan(settings.methods, settings.ratios)]
-    with tiered_engine(settings.model, settings.dtype) as engine:
+    with ExitStack() as stack:
+        directory = None if settings.results is None else Path(settings.results).expanduser()
+        if directory is not None:
+            stack.enter_context(results.held(directory))
+        engine = stack.enter_context(tiered_engine(settings.model, settings.dtype))
         load = workload(engine, dataset.examples)
         found = Results(
             kind="perf",
@@ -113,10 +118,11 @@ def _collect(settings: PerfSettings) -> Results:
             records=(),
             perf=Perf(()),
         )
-        directory = None if settings.results is None else Path(settings.results).expanduser()
         perf = _earlier(found, directory, settings)
         texts = [example.question for example in dataset.examples]
-        _warm_up(engine, load, plans)
+        if "stream" in settings.experiments:
+            _shape(engine, load, texts, settings)  # what cannot be made is refused before anything is measured
+        warm_up(engine, load.sized(load.fitting((128,), _room(engine, settings))[0]), plans)
         for name in settings.experiments:
             if any(point.experiment == name for point in perf.points):
                 continue
@@ -136,7 +142,12 @@ def _earlier(found: Results, directory: Path | None, settings: PerfSettings) -> 
         InvalidInput: the directory holds other results.
     """
     nothing = Perf(())
-    if directory is None or settings.restart or not (directory / results.FILE).is_file():
+    if directory is None or settings.restart:
+        return nothing
+    if (directory / journal.FILE).exists():
+        allowed = "another directory, or --restart"
+        raise InvalidInput(str(directory), f"another command's records ({journal.FILE})", allowed)
+    if not (directory / results.FILE).is_file():
         return nothing
     there = results.read(directory)
     for name in ("kind", "settings", "identity", "environment"):
@@ -146,19 +157,10 @@ def _earlier(found: Results, directory: Path | None, settings: PerfSettings) -> 
     return there.perf or nothing
 
 
-def _warm_up(engine: Engine, load: Workload, plans: list[Plan]) -> None:
-    """Run every path once, so that what is compiled or allocated on first use is in no figure."""
-    (tokens,) = load.fitting((128,), engine.decoder.max_positions - 1)
-    prompt = load.sized(tokens)
-    engine.precompute(chunks_of(prompt), namespace="warm-up")
-    for one in plans:
-        engine.prefill(prompt, one, namespace="warm-up")
-
-
 def _experiment(
     name: str, bench: Bench, load: Workload, texts: list[str], settings: PerfSettings
 ) -> tuple[list[PerfPoint], dict[str, object] | None]:
-    room = bench.engine.decoder.max_positions - settings.max_new_tokens
+    room = _room(bench.engine, settings)
     tokens = min(settings.tokens, load.most, room)
     if name == "length":
         return bench.lengths(load, load.fitting(settings.lengths, room)), None
@@ -168,16 +170,34 @@ def _experiment(
         return bench.hits(load, tokens, settings.hits), None
     if name == "concurrency":
         return bench.concurrency(load, tokens, settings.threads, settings.max_new_tokens), None
-    shape = streams.Shape(
+    return streams.measure(bench, load, texts, _shape(bench.engine, load, texts, settings))
+
+
+def _room(engine: Engine, settings: PerfSettings) -> int:
+    """Return the tokens that the model has for a prompt."""
+    return engine.decoder.max_positions - settings.max_new_tokens
+
+
+def _shape(engine: Engine, load: Workload, texts: list[str], settings: PerfSettings) -> streams.Shape:
+    """Return the stream's shape, each prompt with as many passages as asked for, or as every prompt has room for.
+
+    Raises:
+        InvalidInput: there is no room for one.
+    """
+    room = _room(engine, settings)
+    passages = min(settings.passages, load.most_passages(texts, room))
+    if passages < 1:
+        allowed = f"passages that fit into a prompt of {room} tokens, or other experiments than stream"
+        raise InvalidInput("dataset", settings.dataset, allowed)
+    return streams.Shape(
         questions=settings.questions,
-        passages=min(settings.passages, len(load.chunks)),
+        passages=passages,
         requests=settings.requests,
         skew=settings.skew,
         skews=settings.skews,
         played=settings.played,
         seed=settings.seed,
     )
-    return streams.measure(bench, load, texts, shape)
 
 
 _X = {
@@ -191,7 +211,10 @@ _X = {
 
 def _show(console: Console, found: Results) -> None:
     perf = found.perf or Perf(())
-    about = f"{found.identity.name} ({found.identity.dtype}) on {found.environment.cpu}"
+    about = (
+        f"{found.identity.name} ({found.identity.dtype}) on {found.environment.cpu}, "
+        f"passages of {found.settings['dataset']}, seed {found.seed}"
+    )
     for name in dict.fromkeys(point.experiment for point in perf.points):
         console.print(_points(f"{name}: {about}", [p for p in perf.points if p.experiment == name]))
     if perf.break_even is not None:
@@ -217,7 +240,7 @@ def _points(title: str, points: list[PerfPoint]) -> Table:
 def _break_even(found: Mapping[str, Any]) -> Table:
     table = Table(
         title=f"{found['requests']} requests, played from measured times: {found['questions']} questions over "
-        f"{found['passages']} passages",
+        f"{found['passages']} passages, {found['passages_each']} each",
         caption="mean time to first token in ms; a prefix cache without limit, whose look-ups and loads cost nothing; "
         "after how many requests the chunks, computed beforehand, are paid back",
     )

@@ -58,5 +58,5 @@ def run(settings: ReportSettings, console: Console) -> int:
     if settings.json:
         sys.stdout.write(dumps({"output": settings.output, "bytes": len(page.encode())}))
     else:
-        console.print(f"{settings.output}: {len(page.encode()) // 1024} KiB", markup=False, highlight=False)
+        console.print(f"{settings.output}: {len(page.encode()) // 1024} KiB")
     return 0

@@ -78,7 +78,7 @@ def _show(console: Console, found: Results) -> None:
         rows = [row for row in found.rows if row.condition == condition]
         console.print(_table(condition, rows, found))
     for reason, count in found.dropped.items():
-        console.print(f"dropped, {reason}: {count}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"dropped, {reason}: {count}", soft_wrap=True)
 
 
 def _table(condition: str, rows: list[Row], found: Results) -> Table:

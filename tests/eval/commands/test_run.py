@@ -173,6 +173,55 @@ def test_results_of_other_data_or_weights_are_not_gone_on_with(
     assert "weights was" in capsys.readouterr().err
 
 
+def test_the_results_of_another_command_are_not_written_over(
+    call: Call, line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    there = samples.document([samples.record("q0", "full", f1=1.0)])
+    results.write(out, there)
+    assert command.main([*line, "--results", str(out)]) == 2
+    assert "other results" in capsys.readouterr().err and results.read(out) == there
+    call(*line, "--results", out, "--restart")
+    assert command.main(["perf", *line[1:5], "--results", str(out), "--methods", "reuse"]) == 2
+    assert "another command's records" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    answered = iter(range(3))
+    real = Engine.greedy
+
+    def interrupted(self: Engine, *given: Any, **named: Any) -> Any:
+        if next(answered, None) is None:
+            raise KeyboardInterrupt
+        return real(self, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "greedy", interrupted)
+        assert command.main([*line, "--results", str(tmp_path / "out"), "--json"]) == 130
+    shown = capsys.readouterr()
+    assert shown.out == "" and "goes on from here" in shown.err
+    assert len(call(*line, "--results", tmp_path / "out")["records"]) == 32
+
+
+def test_every_method_is_run_once_before_the_first_is_timed(
+    call: Call, line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, str]] = []
+    real = Engine.prefill
+
+    def watched(self: Engine, prompt: Any, plan: Any, **named: Any) -> Any:
+        ran.append((named["namespace"], plan.method))
+        return real(self, prompt, plan, **named)
+
+    monkeypatch.setattr(Engine, "prefill", watched)
+    call(*line)
+    methods = ["full", "reuse", "head", "deviation", "query", "random", "prefix"]
+    assert ran[:7] == [("warm-up", method) for method in methods]
+    assert all(namespace == "evaluation" for namespace, _ in ran[7:])
+
+
 def test_a_results_file_of_a_newer_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = samples.document([samples.record("q0", "full", f1=1.0)]).as_dict()
     (tmp_path / "results.json").write_text(json.dumps({**made, "version": 2}))
