@@ -1,0 +1,1 @@
+"""Blend inside other engines: what a client sends them, and the connectors that run there."""

@@ -1,0 +1,122 @@
+"""What a client sends: it survives JSON, says what was meant, and is refused where it cannot be true."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blend import Chunk, Plan, Prompt, Text
+from blend.connector.client import DEFAULT_TENANT, build_prompt, parse, wants_strict
+from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
+
+HEADER, FIRST, SECOND, QUESTION = Text([1, 2]), Chunk([10, 11, 12]), Chunk([20, 21]), Text([7, 8])
+SEGMENTS = [HEADER, FIRST, SECOND, QUESTION]
+IDS = Prompt(SEGMENTS).token_ids
+
+
+def wire(**changes: Any) -> dict[str, Any]:
+    made = json.loads(json.dumps(build_prompt(SEGMENTS, Plan("head", ratio=0.5))["kv_transfer_params"]))
+    made["blend"].update(changes)
+    return dict(made)
+
+
+def test_a_request_survives_json_and_comes_back_as_it_was_meant() -> None:
+    made = build_prompt(SEGMENTS, Plan("query", ratio=0.2, variant="plain"), tenant="acme", strict=True)
+    sent = json.loads(json.dumps(made))
+    assert tuple(sent["prompt_token_ids"]) == IDS
+    found = parse(sent["kv_transfer_params"], sent["prompt_token_ids"])
+    assert found is not None
+    assert found.prompt == Prompt(SEGMENTS)
+    assert found.plan == Plan("query", ratio=0.2, variant="plain")
+    assert (found.tenant, found.strict, found.end) == ("acme", True, 7)
+
+
+def test_defaults_are_the_automatic_plan_and_the_default_tenant() -> None:
+    found = parse(build_prompt([FIRST])["kv_transfer_params"], FIRST.token_ids)
+    assert found is not None
+    assert (found.plan, found.tenant, found.strict) == (Plan(), DEFAULT_TENANT, False)
+
+
+@pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": True}, "blend", 3])
+def test_what_is_not_for_blend_is_none_of_its_business(params: object) -> None:
+    assert parse(params, IDS) is None
+
+
+def at(start: object, end: object, **more: object) -> dict[str, object]:
+    return {"start": start, "end": end, **more}
+
+
+@pytest.mark.parametrize(
+    ("segments", "why"),
+    [
+        ([], "at least one"),
+        ("chunks", "at least one"),
+        ([at(2, 5), at(4, 7)], "a start of 5 or more"),
+        ([at(5, 7), at(2, 5)], "a start of 7 or more"),
+        ([at(2, 10)], "at most 9"),
+        ([at(2, 2)], "start < end"),
+        ([at(-1, 2)], "start < end"),
+        ([at(2.0, 5)], "integers"),
+        ([at(True, 5)], "integers"),
+        ([at(2, 5, digest="00")], "digest of the prompt's tokens"),
+    ],
+)
+def test_segments_that_cannot_be_true_are_refused(segments: object, why: str) -> None:
+    with pytest.raises(InvalidPrompt, match=why):
+        parse(wire(segments=segments), IDS)
+
+
+def test_segments_that_disagree_with_the_prompts_tokens_are_refused() -> None:
+    with pytest.raises(InvalidPrompt, match="digest"):
+        parse(wire(), (*IDS[:3], 99, *IDS[4:]))
+    with pytest.raises(InvalidPrompt, match="at most 6"):
+        parse(wire(), IDS[:6])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"plan": {"method": "head", "ratio": 1.5}}, InvalidPlan),
+        ({"plan": {"method": "head", "ratio": -0.1}}, InvalidPlan),
+        ({"plan": {"method": "head", "ratio": "0.1"}}, InvalidPlan),
+        ({"plan": {"method": "head", "shares": 0.1}}, InvalidInput),
+        ({"plan": "head"}, InvalidInput),
+        ({"version": 2}, InvalidInput),
+        ({"version": True}, InvalidInput),
+        ({"tenant": ""}, InvalidInput),
+        ({"tenant": "x" * 129}, InvalidInput),
+        ({"strict": "yes"}, InvalidInput),
+        ({"more": 1}, InvalidInput),
+        ({"segments": [{"start": 2}]}, InvalidInput),
+        ({"segments": [at(2, 5, key="k")]}, InvalidInput),
+        ({"segments": [3]}, InvalidInput),
+    ],
+)
+def test_fields_that_are_wrong_missing_or_unknown_are_refused(changes: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        parse(wire(**changes), IDS)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: build_prompt([]),
+        lambda: build_prompt([QUESTION]),
+        lambda: build_prompt(["text"]),  # type: ignore[list-item]
+        lambda: build_prompt(SEGMENTS, "query"),  # type: ignore[arg-type]
+        lambda: build_prompt(SEGMENTS, tenant=""),
+        lambda: build_prompt(SEGMENTS, strict=1),  # type: ignore[arg-type]
+    ],
+)
+def test_the_client_refuses_what_the_engine_would(build: Callable[[], object]) -> None:
+    with pytest.raises(InvalidInput):
+        build()
+
+
+def test_strictness_is_known_of_a_request_that_is_wrong_otherwise() -> None:
+    assert wants_strict(wire(strict=True, segments=[]))
+    assert not wants_strict(wire(segments=[]))
+    assert not wants_strict(None)
