@@ -109,7 +109,7 @@ class Pipeline:
                 canvas = self.decoder.new_canvas(request.capacity)
                 token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
                 loaded = filling.settle()
-                blend = self._describe(prompt, canvas, token_ids, loaded)
+                blend = describe(self.decoder, prompt, canvas, token_ids, loaded, self._max_rows)
                 chooser = selector(decision.method) if repair is None else None
                 probe = 0 if chooser is None else chooser.probe_cost(blend)
                 mandatory = len(prompt) - blend.cached
@@ -118,7 +118,7 @@ class Pipeline:
                 )
                 if decision.method == "full":
                     loaded, chooser = loaded.unused(), None
-                    blend = self._describe(prompt, canvas, token_ids, loaded)
+                    blend = describe(self.decoder, prompt, canvas, token_ids, loaded, self._max_rows)
                     filling.close()
                 else:
                     filling.onto(canvas)
@@ -172,28 +172,36 @@ class Pipeline:
         )
         return Comparison(elapsed, max(0.0, float(kl)), bool(full.argmax() == state.logits.argmax()))
 
-    def _describe(self, prompt: Prompt, canvas: Canvas, token_ids: torch.Tensor, loaded: Loaded) -> Blend:
-        """Describe the canvas to the selectors: what is loaded, what is missing, and where the question is."""
-        length = len(token_ids)
-        missing, held, exact = (torch.zeros(length, dtype=torch.bool, device=token_ids.device) for _ in range(3))
-        for mask, spans in ((missing, loaded.missing), (held, loaded.chunks), (exact, loaded.exact)):
-            for start, end in spans:
-                mask[start:end] = True
-        last_chunk = max((end for _, end, s in prompt.spans() if isinstance(s, Chunk)), default=0)
-        question = (min(last_chunk, length - 1), length)
-        text = ~(missing | held)
-        text[question[0] :] = True
-        return Blend(
-            decoder=self.decoder,
-            canvas=canvas,
-            token_ids=token_ids,
-            chunks=tuple(loaded.chunks),
-            candidates=held & ~exact,
-            missing=missing,
-            text=text,
-            question=question,
-            max_rows=self._max_rows,
-        )
+
+def describe(
+    decoder: Decoder, prompt: Prompt, canvas: Canvas, token_ids: torch.Tensor, loaded: Loaded, max_rows: int
+) -> Blend:
+    """Describe a canvas to the selectors: what is loaded, what is missing, and where the question is.
+
+    Args:
+        token_ids: ``[N]`` int64, the prompt's.
+        max_rows: most rows of one forward pass.
+    """
+    length = len(token_ids)
+    missing, held, exact = (torch.zeros(length, dtype=torch.bool, device=token_ids.device) for _ in range(3))
+    for mask, spans in ((missing, loaded.missing), (held, loaded.chunks), (exact, loaded.exact)):
+        for start, end in spans:
+            mask[start:end] = True
+    last_chunk = max((end for _, end, s in prompt.spans() if isinstance(s, Chunk)), default=0)
+    question = (min(last_chunk, length - 1), length)
+    text = ~(missing | held)
+    text[question[0] :] = True
+    return Blend(
+        decoder=decoder,
+        canvas=canvas,
+        token_ids=token_ids,
+        chunks=tuple(loaded.chunks),
+        candidates=held & ~exact,
+        missing=missing,
+        text=text,
+        question=question,
+        max_rows=max_rows,
+    )
 
 
 def _which(method: str) -> Which:

@@ -33,7 +33,7 @@ from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.dispatch import Choice, Kernels, kernels_for
 from blend.recompute.kernels.memory import Canvases
 
-__all__ = ["ATTENTION", "FAULTS", "Decoder", "LayerAttention", "Observer", "Rows", "StopForward"]
+__all__ = ["ATTENTION", "FAULTS", "Decoder", "LayerAttention", "Observer", "Rows", "StopForward", "rows_attention"]
 
 ATTENTION = "blend_rows"
 """Name of the registered attention function."""
@@ -140,15 +140,11 @@ class Decoder:
         """:meth:`forward`, where the model is told ``positions`` and the canvases are used at the rows' own."""
         self._check(batch, keep)
         lengths = torch.tensor([len(rows) for rows in batch], device=self.device)
+        token_ids = torch.cat([rows.token_ids.to(self.device) for rows in batch])
+        where = torch.cat([at.to(self.device) for at in positions])
         with _running_pass(_Pass(self, batch)) as running:
             try:
-                out = self.model(
-                    input_ids=torch.cat([rows.token_ids.to(self.device) for rows in batch])[None],
-                    position_ids=torch.cat([at.to(self.device) for at in positions])[None],
-                    use_cache=False,
-                    return_dict=True,
-                    logits_to_keep=lengths.cumsum(0) - 1 if keep == "last" else 0,
-                )
+                logits = self._logits(token_ids, where, lengths.cumsum(0) - 1 if keep == "last" else None)
             except StopForward:
                 return None
         if running.next_layer != self.layers:
@@ -157,8 +153,19 @@ class Decoder:
                 f"only {running.next_layer} of {self.layers} layers ask for attention through transformers' attention "
                 "interface; state-space, convolution and hand-written attention layers cannot be reused",
             )
-        logits: Tensor = out.logits[0]
         return logits.float()
+
+    def _logits(self, token_ids: Tensor, positions: Tensor, kept: Tensor | None) -> Tensor:
+        """Calls the model on ``[R]`` tokens at ``[R]`` positions; logits of the ``kept`` rows, of all for ``None``."""
+        out = self.model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            return_dict=True,
+            logits_to_keep=0 if kept is None else kept,
+        )
+        logits: Tensor = out.logits[0]
+        return logits
 
     def _check(self, batch: Sequence[Rows], keep: str) -> None:
         if not batch:
@@ -225,11 +232,10 @@ class _Pass:
         ]
         self.next_layer = 0
 
-    def layer(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention) -> Tensor:
-        """Attention of one layer for all rows: ``[1, rows, H, D]`` from ``[1, heads, rows, D]`` each."""
-        self._check(module, query, key, value)
+    def layer(self, index: int | None, q: Tensor, k: Tensor, v: Tensor, attention: LayerAttention) -> Tensor:
+        """Attention of one layer for all rows: ``[rows, H, D]`` from ``[heads, rows, D]`` each."""
+        self._check(index, q, k, v)
         layer, kernels = self.next_layer, self.decoder.kernels
-        q, k, v = query[0], key[0], value[0]
         for rows in self.requests:
             rows.canvas.need(layer)
         for observer, rows, own in self.observed:
@@ -247,17 +253,16 @@ class _Pass:
             softcap=attention.softcap,
         )
         self.next_layer += 1
-        return out.transpose(0, 1)[None].contiguous()
+        return out.transpose(0, 1).contiguous()
 
-    def _check(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
+    def _check(self, layer: int | None, query: Tensor, key: Tensor, value: Tensor) -> None:
         decoder = self.decoder
-        layer = getattr(module, "layer_idx", None)
         if layer != self.next_layer or self.next_layer >= decoder.layers:
             raise ModelUnsupported(
                 decoder.name, f"attention of layer {layer} where layer {self.next_layer} of {decoder.layers} is next"
             )
         rows, dims = self.batch.rows, decoder.head_dim
-        expected = (1, decoder.heads, rows, dims), (1, decoder.kv_heads, rows, dims), (1, decoder.kv_heads, rows, dims)
+        expected = (decoder.heads, rows, dims), (decoder.kv_heads, rows, dims), (decoder.kv_heads, rows, dims)
         shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
         if shapes != expected:
             raise ModelUnsupported(
@@ -279,6 +284,28 @@ def _running_pass(running: _Pass) -> Iterator[_Pass]:
         yield running
     finally:
         _running.reset(token)
+
+
+def rows_attention(
+    layer: int | None, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
+) -> Tensor | None:
+    """Attention of one layer of the pass that runs in this context; ``None`` where none does.
+
+    For model code that is not transformers' own: it calls this in place of its attention, layer after layer.
+
+    Args:
+        layer: the layer's index, which must be the next one's.
+        query, key, value: ``[H, R, D]`` and twice ``[KVH, R, D]``, turned to their positions.
+        attention: what this layer asks of attention.
+
+    Returns:
+        ``[R, H, D]``, contiguous.
+
+    Raises:
+        ModelUnsupported: another layer than the next one, or tensors that are not this model's.
+    """
+    running = _running.get()
+    return None if running is None else running.layer(layer, query, key, value, attention)
 
 
 def _rows_attention(
@@ -308,7 +335,8 @@ def _rows_attention(
     if unknown:
         raise ModelUnsupported(running.decoder.name, f"attention with {', '.join(unknown)}, which rows cannot express")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    return running.layer(module, query, key, value, LayerAttention(scale, sliding_window, softcap)), None
+    index, wanted = getattr(module, "layer_idx", None), LayerAttention(scale, sliding_window, softcap)
+    return running.layer(index, query[0], key[0], value[0], wanted)[None], None
 
 
 def _no_mask(*_: object, **__: object) -> None:
