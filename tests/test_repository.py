@@ -123,7 +123,7 @@ def test_only_their_own_modules_import_optional_engines_and_nothing_unpickles() 
     assert wrong == []
 
 
-@pytest.mark.parametrize("module", ["blend", "blend_server.client"])
+@pytest.mark.parametrize("module", ["blend", "blend.connector.client", "blend_server.client"])
 def test_a_client_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "server")])}

@@ -27,7 +27,7 @@ KEY = "blend"
 """The entry of ``kv_transfer_params`` that is blend's own."""
 VERSION = 1
 DEFAULT_TENANT = "default"
-_FIELDS = frozenset(("version", "plan", "segments", "tenant", "strict"))
+_FIELDS = frozenset(("version", "plan", "segments", "tenant", "strict", "positions"))
 _SEGMENT = frozenset(("start", "end", "digest"))
 
 
@@ -47,12 +47,14 @@ class BlendRequest:
         plan: how to prefill.
         tenant: whose chunks these are.
         strict: whether the request is to fail where it cannot be blended, instead of running at full prefill.
+        positions: whether the report lists positions.
     """
 
     prompt: Prompt
     plan: Plan
     tenant: str
     strict: bool
+    positions: bool = False
 
     @property
     def end(self) -> int:
@@ -61,7 +63,12 @@ class BlendRequest:
 
 
 def build_prompt(
-    segments: Iterable[Segment], plan: Plan | None = None, *, tenant: str = DEFAULT_TENANT, strict: bool = False
+    segments: Iterable[Segment],
+    plan: Plan | None = None,
+    *,
+    tenant: str = DEFAULT_TENANT,
+    strict: bool = False,
+    positions: bool = False,
 ) -> BlendPrompt:
     """Return the token ids of a prompt, and the request to blend it.
 
@@ -70,6 +77,7 @@ def build_prompt(
         plan: how to prefill; ``None`` is ``Plan()``, that is ``auto``.
         tenant: whose chunks these are (the engine's ``namespace``).
         strict: have the engine refuse the request where it cannot blend it, instead of a full prefill.
+        positions: have the report list the positions that were selected and recomputed.
 
     Raises:
         InvalidPrompt: no segments, something else among them, or no chunk.
@@ -88,6 +96,7 @@ def build_prompt(
         "segments": [{"start": start, "end": end, "digest": digest(s.token_ids)} for start, end, s in spans],
         "tenant": _tenant(tenant),
         "strict": _flag("strict", strict),
+        "positions": _flag("positions", positions),
     }
     return {"prompt_token_ids": list(prompt.token_ids), "kv_transfer_params": {KEY: wire}}
 
@@ -116,6 +125,7 @@ def parse(params: object, token_ids: Sequence[int]) -> BlendRequest | None:
         plan=_plan(wire.get("plan", {})),
         tenant=_tenant(wire.get("tenant", DEFAULT_TENANT)),
         strict=_flag("strict", wire.get("strict", False)),
+        positions=_flag("positions", wire.get("positions", False)),
     )
 
 

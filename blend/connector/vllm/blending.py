@@ -1,0 +1,154 @@
+"""One request in the worker: plan → load → select on a scratch canvas; write and recompute in vLLM's blocks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from blend.chunks import ChunkCache, Which
+from blend.connector.client import BlendRequest
+from blend.connector.vllm.jobs import Job, Report
+from blend.connector.vllm.pages import Pages
+from blend.filling import ChunkLost, Loaded, Lost
+from blend.model.decoder import Decoder
+from blend.pipeline import describe
+from blend.recompute import planner
+from blend.recompute.calibration import Calibration
+from blend.recompute.select import Blend, Selection, selector
+from blend.store import ObjectKey
+from blend.types import Chunk
+
+_log = logging.getLogger(__name__)
+
+
+class Blender:
+    """Fills requests' blocks, one at a time.
+
+    Args:
+        decoder: vLLM's model as a decoder of rows on canvases.
+        pages: its paged cache.
+        chunks: its chunks in the store.
+        calibration: what ``auto`` goes by, or ``None``.
+    """
+
+    def __init__(self, decoder: Decoder, pages: Pages, chunks: ChunkCache, calibration: Calibration | None) -> None:
+        self._decoder = decoder
+        self._pages = pages
+        self._chunks = chunks
+        self._calibration = calibration
+        self.block_size = pages.block_size
+
+    def run(self, job: Job) -> tuple[Report, tuple[Chunk, ...]]:
+        """Fill the job's blocks; returns its report, and the chunks that the store could not give.
+
+        A chunk that is lost while it is read costs a second attempt without it, a second one makes it a full prefill;
+        nothing is written to a block before all of a request's chunks are whole on the canvas.
+        """
+        lost: dict[ObjectKey, str] = {}
+        decision = planner.decide(job.request.plan, self._calibration)
+        while True:
+            try:
+                return self._attempt(job, decision, lost)
+            except ChunkLost as error:
+                _log.warning("planning again: %s", str(error))
+                if lost:
+                    decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
+                lost[error.wanted] = error.reason
+
+    @torch.inference_mode()
+    def _attempt(self, job: Job, decision: planner.Decision, lost: Lost) -> tuple[Report, tuple[Chunk, ...]]:
+        begun, request = perf_counter(), job.request
+        decision, loaded, blend = self._lay_out(request, decision, lost)
+        laid_out = perf_counter()
+        # Chosen over the whole prompt, also where a prefix is in the blocks already: a request that comes again meets
+        # blocks of its own there, and goes on as they began.
+        chooser, budget = selector(decision.method), decision.budget(self._decoder.layers, blend.cached)
+        selection = Selection(torch.zeros(0, dtype=torch.int64)) if chooser is None else chooser.select(blend, budget)
+        selected, chosen = selection.positions, perf_counter()
+        rows = self._fill(job, blend, selection)
+        missed = [r.start for r in loaded.reports if r.outcome in ("miss", "failed")]
+        report = Report(
+            method=decision.method,
+            reason=decision.reason,
+            computed=job.computed,
+            filled=job.end - job.computed,
+            cached=blend.cached,
+            selected=len(selected),
+            recomputed=len(rows),
+            charged_ratio=1.0 if decision.method == "full" else budget.charged(selection.probe, len(selected)),
+            chunks=tuple(loaded.reports),
+            load_ms=(laid_out - begun) * 1e3,
+            select_ms=(chosen - laid_out) * 1e3,
+            recompute_ms=(perf_counter() - chosen) * 1e3,
+            selected_positions=tuple(selected.tolist()) if request.positions else None,
+            recomputed_positions=tuple(rows.tolist()) if request.positions else None,
+        )
+        return report, _chunks_at(request, missed)
+
+    def _lay_out(
+        self, request: BlendRequest, decision: planner.Decision, lost: Lost
+    ) -> tuple[planner.Decision, Loaded, Blend]:
+        """Load a request's chunks onto a canvas, all layers of them; the decision is revised by what there was."""
+        decoder, prompt = self._decoder, request.prompt
+        which: Which = "none" if decision.method == "full" else "all"
+        with self._chunks.find(prompt, request.tenant, request.plan.variant, which, lost) as filling:
+            filling.wait()
+            canvas = decoder.new_canvas(len(prompt))
+            token_ids = torch.tensor(prompt.token_ids, device=decoder.device)
+            loaded = filling.settle()
+            blend = describe(decoder, prompt, canvas, token_ids, loaded, self._pages.max_rows)
+            chooser = selector(decision.method)
+            decision = planner.settle(
+                decision,
+                cached=blend.cached,
+                probe=0 if chooser is None else chooser.probe_cost(blend),
+                rows=len(prompt) - blend.cached,
+                tokens=len(prompt),
+                layers=decoder.layers,
+            )
+            if decision.method == "full":
+                loaded = loaded.unused()
+                blend = describe(decoder, prompt, canvas, token_ids, loaded, self._pages.max_rows)
+            else:
+                filling.onto(canvas)
+                canvas.need(decoder.layers - 1)
+        return decision, loaded, blend
+
+    def _fill(self, job: Job, blend: Blend, selection: Selection) -> Tensor:
+        """Write what is on the canvas for good, and compute the rest; returns the positions that were computed."""
+        own = _own(job, blend)
+        final = torch.arange(len(own), device=own.device) < selection.exact_until
+        wanted = blend.text | blend.missing
+        wanted[selection.positions] = True
+        held = (final | ~wanted) & own
+        self._write(blend, held.nonzero().squeeze(1), job.blocks)
+        rows = (wanted & ~final & own).nonzero().squeeze(1)
+        if len(rows):
+            self._pages.recompute(blend.token_ids[rows], rows, job.blocks)
+        return rows
+
+    def _write(self, blend: Blend, positions: Tensor, blocks: Sequence[int]) -> None:
+        if not len(positions):
+            return
+        slots = self._pages.slots(positions, blocks)
+        for layer in range(self._decoder.layers):
+            key, value = (
+                stored[layer].index_select(1, positions).transpose(0, 1).contiguous()
+                for stored in (blend.canvas.k, blend.canvas.v)
+            )
+            self._pages.write(layer, slots, key, value)
+
+
+def _own(job: Job, blend: Blend) -> Tensor:
+    """``[N]`` bool: the positions that the job is to fill."""
+    positions = torch.arange(len(blend.token_ids), device=blend.token_ids.device)
+    return (positions >= job.computed) & (positions < job.end)
+
+
+def _chunks_at(request: BlendRequest, starts: Sequence[int]) -> tuple[Chunk, ...]:
+    at = {start: segment for start, _, segment in request.prompt.spans() if isinstance(segment, Chunk)}
+    return tuple(dict.fromkeys(at[start] for start in starts))

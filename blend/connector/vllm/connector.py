@@ -1,0 +1,172 @@
+"""The class that vLLM loads: it hands vLLM's calls on to one of the two halves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from blend.config import ConnectorConfig
+from blend.connector.vllm.jobs import Job, Report
+from blend.connector.vllm.scheduling import Scheduling
+from blend.connector.vllm.support import refusal
+
+if TYPE_CHECKING:
+    from blend.connector.vllm.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Step(KVConnectorMetadata):
+    """What the scheduler tells the worker for one step: requests to blend, and whether there is nothing else to do."""
+
+    jobs: tuple[Job, ...] = ()
+    idle: bool = False
+
+
+@dataclass
+class Reports(KVConnectorWorkerMetadata):
+    """What the worker tells the scheduler of a step: the reports of the requests that were blended in it."""
+
+    reports: dict[str, Report]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Return the reports of two workers as one."""
+        assert isinstance(other, Reports)
+        return Reports({**other.reports, **self.reports})
+
+
+class BlendConnector(KVConnectorBase_V1):
+    """Chunk KV out of blend's store for vLLM's requests, with a few tokens computed afresh.
+
+    A request asks for it by ``kv_transfer_params`` from :func:`blend.connector.client.build_prompt`; others are none
+    of its business. ``kv_connector_extra_config`` holds the settings of :class:`blend.config.ConnectorConfig`.
+
+    Raises:
+        InvalidConfig: a setting is wrong.
+        ModelUnsupported: on start-up, when a self-test fails. What is only not supported, such as tensor parallelism,
+            is said in one warning, and every request runs at full prefill.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._config = vllm_config
+        self._cache = kv_cache_config
+        self._settings = ConnectorConfig.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._refusal = refusal(vllm_config, kv_cache_config)
+        self.worker: Worker | None = None
+        self.scheduling: Scheduling | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            if self._refusal:
+                _log.warning("nothing is blended, requests run at full prefill: %s is not supported", self._refusal)
+            (group, *_) = kv_cache_config.kv_cache_groups
+            longest = self._settings.scratch_tokens or vllm_config.model_config.max_model_len
+            model = str(vllm_config.model_config.model)
+            self.scheduling = Scheduling(model, group.kv_cache_spec.block_size, longest, self._settings, self._refusal)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether somebody waits for KV that a request hands on: nobody does."""
+        return False
+
+    # ------------------------------------------------------------- scheduler
+
+    def on_new_request(self, request: Request) -> None:
+        """Read what a request asks for, and keep its blocks apart from others'."""
+        if self.scheduling is not None:
+            self.scheduling.arrived(request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens will be filled in, before the step that they are allocated in runs."""
+        return (0 if self.scheduling is None else self.scheduling.matched(request, num_computed_tokens)), False
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """Take note of a request's blocks."""
+        if self.scheduling is not None and num_external_tokens > 0:
+            self.scheduling.allocated(request, tuple(blocks.get_block_ids()[0]), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Return what the worker is to do in this step."""
+        jobs = () if self.scheduling is None else self.scheduling.take_jobs()
+        return Step(jobs, idle=scheduler_output.total_num_scheduled_tokens == 0)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Forget a request, whose blocks may go at once; its report goes out with its last token.
+
+        A request that ends in the very step that it was blended in has none: vLLM asks for it before it says what
+        became of the step.
+        """
+        return False, (None if self.scheduling is None else self.scheduling.ended(request))
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Take note of what became of a step."""
+        found = connector_output.kv_connector_worker_meta
+        if self.scheduling is not None and isinstance(found, Reports):
+            self.scheduling.blended(found.reports)
+
+    # ---------------------------------------------------------------- worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Run the self-tests and open the store. The caches themselves are reached through vLLM's layers."""
+        if not self._refusal:
+            # Not before: vLLM asks for this class early on, and then fails to start where numba has been imported.
+            from blend.connector.vllm.worker import Worker
+
+            self.worker = Worker(self._config, self._cache, self._settings)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Fill the blocks of this step's requests; in an idle step, encode missing chunks."""
+        if self.worker is None or not self.has_connector_metadata():
+            return
+        step = self._get_connector_metadata()
+        assert isinstance(step, Step)
+        self.worker.blend(step.jobs)
+        if step.idle:
+            self.worker.capture()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks that could not be filled in this step."""
+        return set() if self.worker is None else self.worker.take_failed()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Return the reports of this step's requests."""
+        reports = {} if self.worker is None else self.worker.take_reports()
+        return Reports(reports) if reports else None
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: all layers are there before the forward pass begins."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Save nothing: a request's KV depends on its whole prompt, and is nobody's chunk."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is saved."""
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Nothing is under way between two steps: a preempted request is blended again when it comes back."""
+
+    def take_events(self) -> Iterable[Any]:
+        """Return vLLM's own kind of cache events: none, for chunks have no place in its chains of hashes."""
+        return ()
+
+    def shutdown(self) -> None:
+        """Close the store."""
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
