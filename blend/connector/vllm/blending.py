@@ -40,7 +40,6 @@ class Blender:
         self._pages = pages
         self._chunks = chunks
         self._calibration = calibration
-        self.block_size = pages.block_size
 
     def run(self, job: Job) -> tuple[Report, tuple[Chunk, ...]]:
         """Fill the job's blocks; returns its report, and the chunks that the store could not give.
@@ -58,6 +57,18 @@ class Blender:
                 if lost:
                     decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
                 lost[error.wanted] = error.reason
+
+    @torch.inference_mode()
+    def compute(self, job: Job) -> None:
+        """Fill the job's blocks at full prefill, with nothing from the store."""
+        token_ids = torch.tensor(job.request.prompt.token_ids, device=self._decoder.device)
+        positions = torch.arange(job.computed, job.end, device=token_ids.device)
+        self._pages.recompute(token_ids[positions], positions, job.blocks)
+
+    def blocks_of(self, job: Job) -> tuple[int, ...]:
+        """Return the blocks that the job is to fill."""
+        size = self._pages.block_size
+        return job.blocks[job.computed // size : -(-job.end // size)]
 
     @torch.inference_mode()
     def _attempt(self, job: Job, decision: planner.Decision, lost: Lost) -> tuple[Report, tuple[Chunk, ...]]:

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorWorkerMetadata,
 )
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
@@ -34,9 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Step(KVConnectorMetadata):
-    """What the scheduler tells the worker for one step: requests to blend, and whether there is nothing else to do."""
+    """What the scheduler tells the worker for one step.
+
+    Requests to blend, blocks of requests that are refused, and whether there is nothing else to do.
+    """
 
     jobs: tuple[Job, ...] = ()
+    refused: tuple[int, ...] = ()
     idle: bool = False
 
 
@@ -78,7 +82,10 @@ class BlendConnector(KVConnectorBase_V1):
             (group, *_) = kv_cache_config.kv_cache_groups
             longest = self._settings.scratch_tokens or vllm_config.model_config.max_model_len
             model = str(vllm_config.model_config.model)
-            self.scheduling = Scheduling(model, group.kv_cache_spec.block_size, longest, self._settings, self._refusal)
+            fails = vllm_config.kv_transfer_config.kv_load_failure_policy == "fail"
+            self.scheduling = Scheduling(
+                model, group.kv_cache_spec.block_size, longest, self._settings, self._refusal, fails
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -86,6 +93,12 @@ class BlendConnector(KVConnectorBase_V1):
         return False
 
     # ------------------------------------------------------------- scheduler
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """Take note of the scheduler's manager of the paged cache."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self.scheduling is not None:
+            self.scheduling.cache = kv_cache_manager
 
     def on_new_request(self, request: Request) -> None:
         """Read what a request asks for, and keep its blocks apart from others'."""
@@ -103,8 +116,8 @@ class BlendConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Return what the worker is to do in this step."""
-        jobs = () if self.scheduling is None else self.scheduling.take_jobs()
-        return Step(jobs, idle=scheduler_output.total_num_scheduled_tokens == 0)
+        half, idle = self.scheduling, scheduler_output.total_num_scheduled_tokens == 0
+        return Step() if half is None else Step(half.take_jobs(), half.take_refused(), idle)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Forget a request, whose blocks may go at once; its report goes out with its last token.
@@ -137,6 +150,7 @@ class BlendConnector(KVConnectorBase_V1):
         step = self._get_connector_metadata()
         assert isinstance(step, Step)
         self.worker.blend(step.jobs)
+        self.worker.fail(step.refused)
         if step.idle:
             self.worker.capture()
 

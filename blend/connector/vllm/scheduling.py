@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from blend.config import ConnectorConfig
 from blend.connector.client import KEY, BlendRequest, digest, parse, wants_strict
@@ -36,9 +37,17 @@ class Scheduling:
         longest: longest prompt that is blended, in tokens.
         settings: the connector's own.
         refusal: why nothing can be blended in this engine, or an empty string.
+        fails: whether vLLM fails a request whose blocks could not be loaded, which refusing one takes.
+
+    Attributes:
+        cache: vLLM's manager of the paged cache, once there is one.
     """
 
-    def __init__(self, model: str, block_size: int, longest: int, settings: ConnectorConfig, refusal: str) -> None:
+    def __init__(
+        self, model: str, block_size: int, longest: int, settings: ConnectorConfig, refusal: str, fails: bool
+    ) -> None:
+        self.cache: KVCacheManager | None = None
+        self._fails = fails
         self._model = model
         self._block_size = block_size
         self._longest = longest
@@ -46,30 +55,36 @@ class Scheduling:
         self._warned = False
         name = settings.model or model
         self._calibration = None if refusal else calibration.load(name, Path(source.resolve(name)))
+        self._live: dict[str, Request] = {}
         self._asked: dict[str, BlendRequest] = {}
+        self._refused: dict[str, int] = {}
+        self._refused_blocks: set[int] = set()
         self._jobs: dict[str, Job] = {}
         self._reports: dict[str, Report] = {}
 
     @property
     def open(self) -> int:
-        """Requests that are to be blended and have not ended."""
-        return len(self._asked)
+        """Things that are kept of requests which have not ended."""
+        return len(self._live) + len(self._asked) + len(self._refused) + len(self._jobs) + len(self._reports)
 
     def arrived(self, request: Request) -> None:
         """Take note of a request. One that cannot be blended is served at full prefill, or refused where it is strict.
 
-        vLLM finishes a refused request at once, with the reason ``abort``.
+        A connector cannot refuse a request in so many words. It claims one token of it and then reports that as not
+        loaded, so that vLLM finishes the request with an error, as far as it is set to (``kv_load_failure_policy``).
         """
+        self._live[request.request_id] = request
         try:
             asked = self._read(request)
         except BlendError as error:
-            strict = wants_strict(request.kv_transfer_params)
+            strict = self._fails and wants_strict(request.kv_transfer_params)
             how = "refused" if strict else "served at full prefill"
             if strict or not self._refusal or not self._warned:
                 _log.warning("request %s is %s: %s", request.request_id, how, error)
             self._warned = self._warned or bool(self._refusal)
             if strict:
-                request.abort_immediately = True
+                self._refused[request.request_id] = 0
+                _rehash(request, 0, f"refused:{request.request_id}", self._block_size)
             return
         if asked is not None:
             self._asked[request.request_id] = asked
@@ -83,6 +98,8 @@ class Scheduling:
             raise InvalidInput("engine", self._refusal, "a configuration that can be blended in")
         if request.lora_request is not None:
             raise InvalidInput("lora_request", request.lora_request.lora_name, "none: chunks are the base model's")
+        if request.resumable:
+            raise InvalidInput("prompt", "one that grows while it runs", "a whole one")
         if request.prompt_embeds is not None or request.mm_features:
             raise InvalidInput("prompt", "embeddings or other modalities", "token ids alone")
         if request.skip_reading_prefix_cache:
@@ -92,13 +109,37 @@ class Scheduling:
         decision = planner.decide(asked.plan, self._calibration)
         return None if decision.method in ("full", "prefix") else asked
 
-    def matched(self, request: Request, computed: int) -> int:
-        """Return how many tokens behind the ``computed`` ones will be filled in. At least one is left to vLLM."""
+    def matched(self, request: Request, computed: int) -> int | None:
+        """Return how many tokens behind the ``computed`` ones will be filled in. At least one is left to vLLM.
+
+        ``None``, which has vLLM ask again in the next step, where a block of the prefix is still to be written by the
+        forward pass of this one: blending goes before that, and reads the prefix.
+        """
+        if request.request_id in self._refused:
+            self._refused[request.request_id] = computed
+            return 1 if computed < request.num_tokens - 1 else 0
         asked = self._asked.get(request.request_id)
-        return 0 if asked is None else max(0, _end(asked) - computed)
+        if asked is None or _end(asked) <= computed:
+            return 0
+        return None if self._unwritten(request, computed) else _end(asked) - computed
+
+    def _unwritten(self, request: Request, computed: int) -> bool:
+        if self.cache is None or computed == 0:
+            return False
+        pool, size = self.cache.block_pool, self._block_size
+        found = [pool.get_cached_block(value, [0]) for value in request.block_hashes[: computed // size]]
+        wanted = {blocks[0].block_id for blocks in found if blocks}
+        running = (r for r in self._live.values() if r.status == RequestStatus.RUNNING)
+        # vLLM lists a block as cached when it is allocated, and counts its tokens as computed when the step is planned.
+        return any(
+            not wanted.isdisjoint(self.cache.get_block_ids(other.request_id)[0][other.num_computed_tokens // size :])
+            for other in running
+        )
 
     def allocated(self, request: Request, blocks: tuple[int, ...], external: int) -> None:
         """Take note of the blocks that the tokens go to."""
+        if request.request_id in self._refused and external > 0:
+            self._refused_blocks.add(blocks[self._refused[request.request_id] // self._block_size])
         asked = self._asked.get(request.request_id)
         if asked is not None and external > 0:
             end = _end(asked)
@@ -109,13 +150,20 @@ class Scheduling:
         jobs, self._jobs = tuple(self._jobs.values()), {}
         return jobs
 
+    def take_refused(self) -> tuple[int, ...]:
+        """Return the blocks of requests that are refused in this step."""
+        blocks, self._refused_blocks = tuple(self._refused_blocks), set()
+        return blocks
+
     def blended(self, reports: Mapping[str, Report]) -> None:
         """Take note of what became of requests that were blended."""
         self._reports.update((name, report) for name, report in reports.items() if name in self._asked)
 
     def ended(self, request: Request) -> dict[str, Any] | None:
         """Forget a request, however it ended; returns what its output says of it."""
+        self._live.pop(request.request_id, None)
         self._asked.pop(request.request_id, None)
+        self._refused.pop(request.request_id, None)
         self._jobs.pop(request.request_id, None)
         report = self._reports.pop(request.request_id, None)
         return None if report is None else {KEY: report.as_dict()}
@@ -132,8 +180,12 @@ def _separate(request: Request, asked: BlendRequest, model: str, block_size: int
     on from a digest of everything that the blended KV depends on; only the identical request meets it again. Blocks
     before that one hold exact KV and keep their hashes: every request shares them.
     """
-    salt = _salt(asked, model, request.cache_salt)
     first = next(start for start, _, segment in asked.prompt.spans() if isinstance(segment, Chunk))
+    _rehash(request, first, _salt(asked, model, request.cache_salt), block_size)
+
+
+def _rehash(request: Request, first: int, salt: str, block_size: int) -> None:
+    """Have the chain of hashes go on from ``salt`` from the block of position ``first`` on."""
     shared, hashes = first // block_size, request.block_hashes
     if len(hashes) > shared > 0:
         del hashes[shared:]

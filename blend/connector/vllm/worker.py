@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
@@ -83,23 +83,33 @@ class Worker:
             self._blender = Blender(decoder, pages, self.chunks, loaded)
             undo.pop_all()
         self._missed: dict[tuple[Chunk, str], None] = {}
-        self.failed_blocks: set[int] = set()
+        self._failed: set[int] = set()
         self._reports: dict[str, Report] = {}
 
     def blend(self, jobs: Sequence[Job]) -> None:
-        """Fill the blocks of these requests. What cannot be filled is reported as failed, and vLLM computes it."""
+        """Fill the blocks of these requests, at full prefill where blending fails; what fails even so is reported."""
         for job in jobs:
             try:
                 report, missed = self._blender.run(job)
             except (BlendError, *FAULTS) as error:
-                _log.warning("request %s is left to vLLM, for blending failed", job.request_id, exc_info=error)
-                size = self._blender.block_size
-                self.failed_blocks.update(job.blocks[job.computed // size : -(-job.end // size)])
+                _log.warning("request %s runs at full prefill, for blending failed", job.request_id, exc_info=error)
+                self._compute(job)
                 continue
             self._reports[job.request_id] = report
             for chunk in missed:
                 if self._settings.capture_tokens and len(self._missed) < self._settings.capture_queue:
                     self._missed[chunk, job.request.tenant] = None
+
+    def _compute(self, job: Job) -> None:
+        try:
+            self._blender.compute(job)
+        except FAULTS as error:
+            _log.warning("the blocks of request %s could not be filled", job.request_id, exc_info=error)
+            self.fail(self._blender.blocks_of(job))
+
+    def fail(self, blocks: Iterable[int]) -> None:
+        """Report blocks as not loaded."""
+        self._failed.update(blocks)
 
     def capture(self) -> int:
         """Encode missing chunks until an idle step's tokens are used up; returns how many chunks were encoded."""
@@ -117,7 +127,7 @@ class Worker:
 
     def take_failed(self) -> set[int]:
         """Return the blocks that could not be filled since the last call."""
-        failed, self.failed_blocks = self.failed_blocks, set()
+        failed, self._failed = self._failed, set()
         return failed
 
     def take_reports(self) -> dict[str, Report]:
