@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,10 +135,10 @@ def pinned_for(device: torch.device) -> Callable[[int], npt.NDArray[np.uint8]] |
 
     Torch's own allocator of pinned memory would round up to a power of two, and keep what it is given back.
     """
-    return _pinned if device.type == "cuda" else None
+    return partial(_pinned, device) if device.type == "cuda" else None
 
 
-def _pinned(nbytes: int) -> npt.NDArray[np.uint8]:
+def _pinned(device: torch.device, nbytes: int) -> npt.NDArray[np.uint8]:
     """Return ``[nbytes]`` uint8, pinned for as long as a view of it lives. Where CUDA refuses, that is a warning.
 
     Raises:
@@ -149,7 +149,11 @@ def _pinned(nbytes: int) -> npt.NDArray[np.uint8]:
     address = memory.ctypes.data
     error = cudart.cudaHostRegister(address, nbytes, _PORTABLE)
     if error != cudart.cudaError.success:
-        _log.warning("%d bytes of host memory could not be pinned (%s): they are copied once more", nbytes, error)
+        reason = cudart.cudaGetErrorString(error)
+        _log.warning("%d bytes of host memory could not be pinned (%s): they are copied once more", nbytes, reason)
+        # CUDA keeps the error for whoever asks next, and torch asks after every kernel: one is run for it to be taken.
+        with suppress(RuntimeError):
+            torch.ones(1, device=device)
         return memory
     # An array calls its finalizers before it gives its memory back.
     weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False

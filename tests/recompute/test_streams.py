@@ -14,16 +14,23 @@ from blend.store.host import HostTier
 
 
 class Pinning:
-    """What CUDA has pinned, by address; ``answer`` is its error, 0 if there is none."""
+    """What CUDA has pinned, by address; ``answer`` is its error, 0 if there is none, ``pending`` one that it keeps."""
 
     def __init__(self) -> None:
-        self.answer = 0
+        self.answer = self.pending = 0
         self.pinned: dict[int, int] = {}
 
     def register(self, address: int, nbytes: int, flags: int) -> int:
         if not self.answer:
             self.pinned[address] = nbytes
+        self.pending = self.answer
         return self.answer
+
+    def kernel(self, *arguments: object, **options: object) -> None:
+        """A kernel after which the pending error is asked for, as torch does."""
+        pending, self.pending = self.pending, 0
+        if pending:
+            raise RuntimeError(f"CUDA error {pending}")
 
     def unregister(self, address: int) -> int:
         del self.pinned[address]
@@ -35,6 +42,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Pinning:
     pinning = Pinning()
     runtime = SimpleNamespace(
         cudaError=SimpleNamespace(success=0),
+        cudaGetErrorString=lambda error: f"error {error}",
         cudaHostRegister=pinning.register,
         cudaHostUnregister=pinning.unregister,
     )
@@ -72,10 +80,14 @@ def test_a_tier_s_memory_is_pinned_as_a_whole_until_its_last_view_is_gone(cuda: 
     assert not cuda.pinned
 
 
-def test_memory_that_cannot_be_pinned_is_used_as_it_is(cuda: Pinning, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_that_cannot_be_pinned_is_used_as_it_is(
+    cuda: Pinning, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     cuda.answer = 2
+    monkeypatch.setattr(torch, "ones", cuda.kernel)
     with caplog.at_level(logging.WARNING):
         tier = HostTier(1 << 20, allocate=streams.pinned_for(torch.device("cuda", 0)))
-    assert "could not be pinned" in caplog.text
+    assert "could not be pinned (error 2)" in caplog.text
+    cuda.kernel()  # no other one is blamed for it
     assert len(tier.memory) >= 1 << 20
     tier.close()
