@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 
 from blend import memory
@@ -13,7 +15,7 @@ from blend.model.decoder import Decoder
 from blend.pipeline import Request
 from blend.recompute import planner
 from blend.recompute.calibration import Calibration
-from blend.recompute.scratch import Scratch
+from blend.recompute.scratch import Need, Scratch
 from blend.stats import ScratchStats
 from blend.types import Plan, Prompt
 
@@ -34,15 +36,24 @@ class Admission:
         self._calibration = calibration
         self._scratch = scratch
         self._lock = threading.Lock()
-        self._largest = 0
+        self._largest = self._passing = 0
 
-    def admit(self, prompt: Prompt, plan: Plan | None, namespace: str, reserve: int, arrived: float | None) -> Request:
+    def admit(
+        self,
+        prompt: Prompt,
+        plan: Plan | None,
+        namespace: str,
+        reserve: int,
+        arrived: float | None = None,
+        compared: bool = False,
+    ) -> Request:
         """Return the request for a prompt.
 
         Args:
             plan: ``None`` is ``Plan()``.
             reserve: tokens that the canvas is to have room for beyond the prompt.
             arrived: reading of :func:`time.perf_counter` that TTFT counts from; ``None`` is now.
+            compared: whether the prompt is run at full prefill, too.
 
         Raises:
             InvalidInput, InvalidPlan, InvalidPrompt, PromptTooLong: it cannot run.
@@ -62,8 +73,14 @@ class Admission:
         capacity, most = len(prompt) + reserve, self._decoder.max_positions
         if capacity > most:
             raise PromptTooLong(capacity, most, "prompt with room for its answer")
-        self._check_memory(len(prompt), capacity)
-        return Request(prompt, plan, namespace, capacity, arrived)
+        request = Request(prompt, plan, namespace, capacity, arrived, compared=compared)
+        need = self._need(request)
+        with self._lock:
+            passing = self._passing
+        self._refuse(request, need, passing)
+        with self._lock:
+            self._largest = max(self._largest, need.total)
+        return request
 
     def check_ids(self, what: str, ids: Sequence[int]) -> None:
         """Check token ids against the model's vocabulary; ``what`` names them.
@@ -78,17 +95,43 @@ class Admission:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise InvalidPrompt(what, wrong, f"token ids from 0 to {size - 1}")
 
-    def _check_memory(self, tokens: int, capacity: int) -> None:
-        """Refuse what does not fit in the memory that the device has to spare, if that is known."""
-        need = self._scratch.need(capacity, tokens).total
-        room = memory.available(self._decoder.device)
-        if room is not None and need > room:
-            raise ResourceExhausted(
-                f"prefilling {tokens} tokens takes up to {_mebibytes(need)} of memory, and {self._decoder.device} has "
-                f"{_mebibytes(room)} to spare"
-            )
+    @contextmanager
+    def running(self, request: Request) -> Iterator[None]:
+        """Within it a request is prefilled, the only one at that time.
+
+        When it arrived, others may have held less than now; and while it runs, those that arrive are not refused for
+        what it gives back before their turns come: all but its canvas.
+
+        Raises:
+            ResourceExhausted: the device has not the memory for it any more.
+        """
+        need = self._need(request)
+        self._refuse(request, need)
         with self._lock:
-            self._largest = max(self._largest, need)
+            self._passing = need.total - need.canvas
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._passing = 0
+
+    def _need(self, request: Request) -> Need:
+        """What a request takes of the device's memory at most."""
+        tokens = len(request.prompt)
+        need = self._scratch.need(request.capacity, tokens)
+        return replace(need, canvas=need.canvas + self._scratch.need(tokens).canvas) if request.compared else need
+
+    def _refuse(self, request: Request, need: Need, passing: int = 0) -> None:
+        """Refuse a request that needs more memory than the device has to spare, if that is known.
+
+        ``passing`` is what it will have besides when the request's turn comes.
+        """
+        room = memory.available(self._decoder.device)
+        if room is not None and need.total > room + passing:
+            raise ResourceExhausted(
+                f"prefilling {len(request.prompt)} tokens takes up to {_mebibytes(need.total)} of memory, and "
+                f"{self._decoder.device} has {_mebibytes(room + passing)} to spare"
+            )
 
     def scratch(self) -> ScratchStats:
         """Return what prefills take of the device's memory, and what it has."""

@@ -83,11 +83,17 @@ class Engine:
         )
         self._counters = Counters()
         self._turns = Turns()
-        self._pipeline = Pipeline(
-            self.decoder, self._chunks, self.calibration, self._speed, self._turns, self.config.max_rows
-        )
         scratch = Scratch(Shapes.of(self.decoder), self.config.max_rows)
         self._admission = Admission(self.decoder, self._chunks, self.calibration, scratch)
+        self._pipeline = Pipeline(
+            self.decoder,
+            self._chunks,
+            self.calibration,
+            self._speed,
+            self._turns,
+            self.config.max_rows,
+            self._admission.running,
+        )
         self._misses = Misses(self._turns, self._chunks.key, self._encode)
         self._closed = False
 
@@ -267,11 +273,12 @@ class Engine:
 
         Raises:
             InvalidPlan, InvalidPrompt, PromptTooLong, ResourceExhausted: at once, before anything runs.
+            ResourceExhausted: also when its turn comes, if others have taken the memory meanwhile.
             Closed: the engine was closed.
         """
         if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise InvalidInput("max_new_tokens", max_new_tokens, "an integer of 1 or more")
-        request = self._admit(prompt, plan, namespace, max_new_tokens, arrived)
+        request = self._admit(prompt, plan, namespace, max_new_tokens, arrived, compare_full)
         return self._stream(request, max_new_tokens, compare_full, positions)
 
     def _stream(
@@ -315,7 +322,7 @@ class Engine:
 
         Other arguments and the errors are those of :meth:`stream`.
         """
-        request = self._admit(prompt, plan, namespace, reserve)
+        request = self._admit(prompt, plan, namespace, reserve, compared=compare_full)
         if repair is not None:
             if request.plan.method != "reuse":
                 raise InvalidPlan("method", request.plan.method, "reuse, where a repair is given")
@@ -372,11 +379,17 @@ class Engine:
     # ------------------------------------------------------------- the path
 
     def _admit(
-        self, prompt: Prompt, plan: Plan | None, namespace: str, reserve: int, arrived: float | None = None
+        self,
+        prompt: Prompt,
+        plan: Plan | None,
+        namespace: str,
+        reserve: int,
+        arrived: float | None = None,
+        compared: bool = False,
     ) -> Request:
         if self._closed:
             raise Closed("the engine is closed")
-        request = self._admission.admit(prompt, plan, namespace, reserve, arrived)
+        request = self._admission.admit(prompt, plan, namespace, reserve, arrived, compared)
         self.store.known.learn(namespace)
         return request
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
 
 from blend.chunks import ChunkCache, Which
+from blend.errors import ResourceExhausted
 from blend.filling import ChunkLost, Loaded, Lost
 from blend.model.decoder import Decoder, Rows
 from blend.recompute import passes, planner, prefill
@@ -30,7 +32,8 @@ class Request:
     """A validated request.
 
     ``capacity`` is the canvas's length, ``arrived`` the clock reading that TTFT counts from. ``repair`` is run in the
-    place of the plan's method, over the chunks that the plan loads.
+    place of the plan's method, over the chunks that the plan loads. ``compared`` tells whether the prompt is run at
+    full prefill afterwards, on a canvas of its own.
     """
 
     prompt: Prompt
@@ -39,6 +42,7 @@ class Request:
     capacity: int
     arrived: float
     repair: Repair | None = None
+    compared: bool = False
 
 
 @dataclass(eq=False)
@@ -61,6 +65,7 @@ class Pipeline:
         speed: what is known of full prefill's speed.
         turns: who may use the model now.
         max_rows: most rows of one forward pass.
+        running: what a request is prefilled within; it refuses one that the device has not the memory for.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Pipeline:
         speed: planner.PrefillSpeed,
         turns: Turns,
         max_rows: int,
+        running: Callable[[Request], AbstractContextManager[object]],
     ) -> None:
         self.decoder = decoder
         self._chunks = chunks
@@ -78,12 +84,16 @@ class Pipeline:
         self._speed = speed
         self._turns = turns
         self._max_rows = max_rows
+        self._running = running
 
     def prefill(self, request: Request, positions: bool) -> State:
         """Plan, load, select, recompute: from the prompt to the logits of its last position.
 
         When a chunk is lost while the request is being computed from it, the request is planned again without that
         chunk; when another is, it runs at full prefill.
+
+        Raises:
+            ResourceExhausted: the device has not the memory for it, now that its turn has come.
         """
         lost: dict[ObjectKey, str] = {}
         decision = planner.decide(request.plan, self._calibration)
@@ -98,6 +108,11 @@ class Pipeline:
                 if lost:
                     decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
                 lost[error.wanted] = f"{error.reason} ({(perf_counter() - begin) * 1e3:.0f} ms of work were lost)"
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                refused = f"{self.decoder.device} has not the memory for {len(request.prompt)} tokens now: {error}"
+                break
+        # Not while that error is handled: it holds the frames, and these hold what memory there was.
+        raise ResourceExhausted(refused)
 
     def _attempt(self, request: Request, decision: planner.Decision, positions: bool, lost: Lost) -> State:
         prompt, layers = request.prompt, self.decoder.layers
@@ -105,7 +120,7 @@ class Pipeline:
         repair = None if decision.method == "full" else request.repair
         with self._chunks.find(prompt, request.namespace, request.plan.variant, which, lost) as filling:
             filling.wait(whole=self._turns.waiting > 0)  # with others about, as little as may be is left to the turn
-            with self._turns.turn() as queue_ms:
+            with self._turns.turn() as queue_ms, self._running(request):
                 canvas = self.decoder.new_canvas(request.capacity)
                 token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
                 loaded = filling.settle()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +36,84 @@ def test_a_prompt_that_memory_cannot_hold_is_refused_before_it_runs(
         monkeypatch.setattr(memory, "available", lambda device: None)
         engine.prefill(long, Plan("full"))
         assert engine.stats().scratch.largest_bytes > enough
+
+
+def test_a_prompt_is_refused_when_its_turn_comes_if_memory_has_gone_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store") as engine:
+        prompt = tiny.prompt(2, length=20)
+        engine.precompute(tiny.chunks_of(prompt))
+        waiting = engine.stream(prompt, max_new_tokens=2, plan=Plan("reuse"))
+        monkeypatch.setattr(memory, "available", lambda device: 0)
+        with pytest.raises(ResourceExhausted, match="0 MiB to spare"):
+            next(waiting)
+        monkeypatch.undo()
+        assert engine.generate(prompt, max_new_tokens=2, plan=Plan("reuse")).report.cached > 0
+
+
+def test_what_a_running_prefill_gives_back_is_refused_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store") as engine:
+        prompt = tiny.prompt(2, length=20)
+        engine.prefill(prompt, Plan("full"))
+        need = engine.stats().scratch.largest_bytes
+        canvas = engine.stats().kv_bytes_per_token * len(prompt)
+        room = need + canvas + need // 10
+        monkeypatch.setattr(memory, "available", lambda device: room)
+        arrived = []
+        forward = engine.decoder.forward
+
+        def meanwhile(*arguments: Any, **options: Any) -> Any:
+            nonlocal room
+            room -= need if not arrived else 0  # the first one's canvas and activations are taken
+            if not arrived:
+                arrived.append(engine.stream(prompt, max_new_tokens=1, plan=Plan("full")))
+            return forward(*arguments, **options)
+
+        monkeypatch.setattr(engine.decoder, "forward", meanwhile)
+        engine.prefill(prompt, Plan("full"))
+        with pytest.raises(ResourceExhausted):
+            engine.prefill(prompt, Plan("full"))
+        room = 2 * need
+        assert list(arrived[0])
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no 2 GiB"), MemoryError("no 2 GiB")])
+def test_a_device_that_runs_out_of_memory_is_an_exhausted_resource(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Activations:
+        """What a pass holds when it fails."""
+
+    held: list[weakref.ref[Activations]] = []
+
+    def fail(*_: object, **__: object) -> None:
+        activations = Activations()
+        held.append(weakref.ref(activations))
+        raise error.with_traceback(None)
+
+    with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store") as engine:
+        prompt = tiny.prompt(2, length=20)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.decoder, "forward", fail)
+            with pytest.raises(ResourceExhausted, match="no 2 GiB") as caught:
+                engine.prefill(prompt, Plan("full"))
+        error.with_traceback(None)
+        assert [one() for one in held] == [None], "the error holds none of it"
+        assert caught.value.__context__ is None
+        engine.prefill(prompt, Plan("full"))
+
+
+def test_a_comparison_takes_a_canvas_of_its_own(tmp_path: Path) -> None:
+    with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store") as engine:
+        prompt = tiny.prompt(2, length=20)
+        engine.prefill(prompt, Plan("full"), reserve=50)
+        alone = engine.stats().scratch.largest_bytes
+        engine.prefill(prompt, Plan("full"), reserve=50, compare_full=True)
+        canvas = engine.stats().kv_bytes_per_token * len(prompt)
+        assert engine.stats().scratch.largest_bytes == alone + canvas
 
 
 def test_stats_show_the_kernels_and_the_memory_of_the_longest_prompt(tmp_path: Path) -> None:
