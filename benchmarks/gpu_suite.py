@@ -8,9 +8,11 @@
    scattered rows against torch's causal attention at every position.
 3. A whole blended prefill of a random model of the shape of Llama 3 8B, at ratio 0.15, against the stock full prefill
    of the same model: stored chunks in pinned host memory, copied, turned and placed layer by layer while the selected
-   rows are computed, as an engine does it; and each of the two alone, to tell how much of the copying that hides.
+   rows are computed, as an engine does it; and each of the two alone, to tell how much of the copying that hides. The
+   engine's own full prefill beside it, and the most memory that any of them takes against what is planned for them.
 
-Ends with failure if a check fails. Prints tables, then one JSON line. Without CUDA it says so and ends.
+Ends with failure if a check fails, or if more memory is taken than was planned. Prints tables, then one JSON line.
+Without CUDA it says so and ends.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from blend.model.decoder import Decoder
 from blend.recompute import passes
 from blend.recompute.assemble import Assembly, Piece
+from blend.recompute.scratch import Scratch, Shapes
 
 ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 512
@@ -123,6 +126,10 @@ class Request:
         """Compute the selected rows and those of the question."""
         passes.run(self.decoder, self.canvas, self.tokens, self.rows, MAX_ROWS)
 
+    def full(self) -> None:
+        """Compute all rows, as an engine does."""
+        passes.everything(self.decoder, self.canvas, self.tokens, MAX_ROWS)
+
     def _begin_to_fill(self) -> Assembly:
         decoder, host = self.decoder, self.host
         assembly = Assembly(self.canvas, self.pieces, decoder.rotations, decoder.kernels)
@@ -136,9 +143,21 @@ class Request:
         return assembly
 
 
+def measured(decoder: Decoder, length: int) -> dict[str, float]:
+    """Milliseconds of a prefill's parts and wholes, and MiB of memory that were planned and taken for it."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    request = Request(decoder, length)
+    calls = {"own_full": request.full, "fill": request.fill, "recompute": request.recompute, "blended": request.blended}
+    found = {f"{name}_ms": timed(call) * 1e3 for name, call in calls.items()}
+    planned = Scratch(Shapes.of(decoder), MAX_ROWS).need(length).total
+    taken = torch.cuda.max_memory_allocated() - before
+    return {**found, "planned_mib": planned / 2**20, "taken_mib": taken / 2**20}
+
+
 @torch.inference_mode()
 def prefill(lengths: list[int]) -> list[dict[str, float]]:
-    """Milliseconds of full and blended prefill at each length."""
+    """Full and blended prefill at each length."""
     model = random_model(max(lengths))
     found: list[dict[str, float]] = []
     for length in lengths:
@@ -146,10 +165,7 @@ def prefill(lengths: list[int]) -> list[dict[str, float]]:
         found.append({"tokens": length, "full_ms": timed(lambda ids=ids: model(ids, logits_to_keep=1)) * 1e3})
     decoder = Decoder(model)
     for row in found:
-        request = Request(decoder, int(row["tokens"]))
-        row["fill_ms"] = timed(request.fill) * 1e3
-        row["recompute_ms"] = timed(request.recompute) * 1e3
-        row["blended_ms"] = timed(request.blended) * 1e3
+        row |= measured(decoder, int(row["tokens"]))
         row["speed_up"] = row["full_ms"] / row["blended_ms"]
     return found
 
@@ -168,8 +184,19 @@ def main() -> int:
     timings = measure()
     show(timings, console)
     blended = prefill(given.tokens)
-    table = Table("tokens", "full ms", "fill ms", "recompute ms", "both ms", "times as fast")
-    columns = ("tokens", "full_ms", "fill_ms", "recompute_ms", "blended_ms", "speed_up")
+    passed["memory"] = all(row["taken_mib"] <= row["planned_mib"] for row in blended)
+    columns = {
+        "tokens": "tokens",
+        "full_ms": "stock full ms",
+        "own_full_ms": "own full ms",
+        "fill_ms": "fill ms",
+        "recompute_ms": "recompute ms",
+        "blended_ms": "both ms",
+        "speed_up": "times as fast",
+        "planned_mib": "planned MiB",
+        "taken_mib": "taken MiB",
+    }
+    table = Table(*columns.values())
     for row in blended:
         table.add_row(*(f"{row[name]:,.1f}" for name in columns))
     console.print(table)
