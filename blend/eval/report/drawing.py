@@ -88,9 +88,10 @@ _DASHES: tuple[Dashes, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _KNOWN = "query deviation prefix reuse head random oracle deviation-released closed-book auto".split()
 
 
-def looks(methods: Iterable[str]) -> Mapping[str, Look]:
-    """Return each method's look. The methods that ship look the same on every page, full prefill is drawn in ink."""
-    order = dict.fromkeys([*_KNOWN, *sorted({*methods} - {*_KNOWN, "full"})])
+def looks(names: Iterable[str]) -> Mapping[str, Look]:
+    """Return the look of each method or series. The methods that ship look the same on every page, full prefill is
+    drawn in ink."""
+    order = dict.fromkeys([*_KNOWN, *sorted({*names} - {*_KNOWN, "full"})])
     ways = zip(cycle(HUES), cycle(_MARKERS), cycle(_DASHES), cycle(HATCHES), strict=False)
     found = {name: Look(*way) for name, way in zip(order, ways, strict=False)}
     return {**found, "full": Look(INK, "*", (0, (1, 1)), "")}

@@ -46,8 +46,9 @@ def render(results: Sequence[Results], *, title: str | None = None) -> str:
         raise InvalidInput("results", "none", "one document or more")
     # What comes from data is cleaned on its way in, for matplotlib too refuses some of it, and escaped on its way out.
     results = [cleaned(one) for one in results]
-    look = looks(method for one in results for method in _methods(one))
-    shown = [_shown(f"s{i}", section, look) for i, section in enumerate(sections(results), 1)]
+    grouped = sections(results)
+    look = looks(name for section in grouped for name in _named(section))
+    shown = [_shown(f"s{i}", section, look) for i, section in enumerate(grouped, 1)]
     script = _source("script.js")
     environment = Environment(
         loader=PackageLoader("blend.eval.report", _TEMPLATES),
@@ -210,12 +211,13 @@ def _drawn(plots: Iterable[Plot | None]) -> tuple[Plot, ...]:
     return tuple(plot for plot in plots if plot is not None)
 
 
-def _methods(results: Results) -> Iterator[str]:
-    yield from (row.method for row in results.rows)
-    yield from (record.method for record in results.records)
-    if results.perf is not None:
-        yield from (point.method for point in results.perf.points)
-        yield from (method for _, method, _ in streams(results.perf.break_even or {}))
+def _named(section: Section) -> Iterator[str]:
+    """Yield the names that are told apart by their look: series, and methods."""
+    yield from (line.series for line in section.lines)
+    yield from (record.method for record in section.records)
+    for perf in (results.perf for results in section.results if results.perf is not None):
+        yield from (point.method for point in perf.points)
+        yield from (method for _, method, _ in streams(perf.break_even or {}))
 
 
 def _source(name: str) -> str:

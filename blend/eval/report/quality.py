@@ -27,15 +27,15 @@ def against_charged(key: str, name: str, lines: Sequence[Line], look: Mapping[st
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for line in flat:
-            estimate, style = _known(line, name), look[line.row.method]
+            estimate, style = _known(line, name), look[line.series]
             axes.axhline(
                 estimate.mean, color=style.colour, linestyle=style.dashes, linewidth=1.5, label=short(line.label)
             )
             if line.row.method == "full" and estimate.low < estimate.high:
                 axes.axhspan(estimate.low, estimate.high, color=LINE, alpha=0.25, linewidth=0)
-        for series, method, group in by_series(points):
+        for series, group in by_series(points):
             _points(
-                axes, [line.row.charged for line in group], [_known(line, name) for line in group], look[method], series
+                axes, [line.row.charged for line in group], [_known(line, name) for line in group], look[series], series
             )
         axes.set_xlabel("charged share of the cached tokens")
         _label(axes, name)
@@ -59,9 +59,10 @@ def against_ttft(key: str, name: str, lines: Sequence[Line], look: Mapping[str, 
         times, means = [_time(line) for line in front], [_known(line, name).mean for line in front]
         axes.step(times, means, where="post", color=INK, linewidth=0.9, alpha=0.7, zorder=1)
         axes.plot(times, means, "o", color="none", markeredgecolor=INK, markersize=13, label="Pareto front")
-        for series, method, group in by_series(points):
-            _points(axes, [_time(line) for line in group], [_known(line, name) for line in group], look[method], series)
+        for series, group in by_series(points):
+            _points(axes, [_time(line) for line in group], [_known(line, name) for line in group], look[series], series)
         axes.set_xlim(left=0)
+        axes.locator_params(axis="x", nbins=6)  # times of many digits stand apart
         axes.set_xlabel("TTFT, median, ms")
         _label(axes, name)
         legend(figure, axes)

@@ -101,10 +101,10 @@ def measured(names: Iterable[str]) -> tuple[list[str], list[str]]:
     return first, [n for n in every if n not in first]
 
 
-def by_series(lines: Iterable[Line]) -> Iterator[tuple[str, str, list[Line]]]:
-    """Yield each series' name, method and rows, these by ratio."""
+def by_series(lines: Iterable[Line]) -> Iterator[tuple[str, list[Line]]]:
+    """Yield each series' name and rows, these by ratio."""
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(line.series, []).append(line)
     for series, group in groups.items():
-        yield series, group[0].row.method, sorted(group, key=lambda line: line.row.ratio or 0.0)
+        yield series, sorted(group, key=lambda line: line.row.ratio or 0.0)

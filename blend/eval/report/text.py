@@ -37,10 +37,11 @@ def cleaned(value: Any) -> Any:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with ``digits`` decimals, more where it would else be 0, and a dash for none or not finite."""
+    """Return a number with ``digits`` decimals, with an exponent where it would else be 0 or of more than nine digits,
+    and a dash for none or not finite."""
     if value is None or not math.isfinite(value):
         return MISSING
-    if value and abs(value) < 0.5 * 10**-digits:
+    if value and not 0.5 * 10**-digits <= abs(value) < 1e9:
         return f"{value:.1e}"
     return f"{value + 0.0:.{digits}f}"  # -0 is 0
 

@@ -84,6 +84,7 @@ def breakdown(key: str, heading: str, bars: Sequence[Bar]) -> Plot | None:
         axes.set_yticks(places, [short(bar.label) for bar, _ in shown])
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)
+        axes.locator_params(axis="x", nbins=6)
         axes.set_xlabel("time to the first token, ms")
         legend(figure, axes, columns=4)
 

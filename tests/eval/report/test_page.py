@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -214,6 +215,20 @@ def some_not_numbers(run: Results) -> Results:
     return replace(run, rows=(first, *run.rows[1:]))
 
 
+def enormous(run: Results) -> Results:
+    beyond = Estimate(1e300, -math.inf, math.inf, 20)
+    row = replace(
+        run.rows[0],
+        metrics={"f1": beyond},
+        charged=1e300,
+        ttft_ms={"p50": 1e300, "p95": math.inf},
+        timings={"recompute": 1e300, "first_token": math.inf},
+        against={"f1": Against("full", beyond, 0.5, 1.0, False)},
+    )
+    records = tuple(replace(record, metrics={"f1": -1e300}) for record in run.records)
+    return replace(run, rows=(row, *run.rows[1:]), records=records)
+
+
 def empty_map(run: Results) -> Results:
     return replace(run, heatmap=Heatmap("q", "query", 0.15, (), (), (), ()))
 
@@ -223,7 +238,7 @@ def one_question(run: Results) -> Results:
 
 
 @pytest.mark.parametrize(
-    "made", [no_rows, nothing_known_of_rows, not_numbers, some_not_numbers, empty_map, one_question]
+    "made", [no_rows, nothing_known_of_rows, not_numbers, some_not_numbers, enormous, empty_map, one_question]
 )
 def test_what_is_missing_is_left_out(made: Callable[[Results], Results]) -> None:
     run = documents.run()
@@ -231,6 +246,7 @@ def test_what_is_missing_is_left_out(made: Callable[[Results], Results]) -> None
     rows = (*run.rows[:3], *varied.rows[:2])
     page = Page(render([made(replace(run, rows=rows, records=varied.records[:30], perf=documents.perf().perf))]))
     assert "nan" not in page.text.split() and "None" not in page.text.split()
+    assert "inf" not in page.text.split() and max(map(len, page.text.split())) < 80
     assert "How this was made" in page.text
 
 
@@ -256,11 +272,25 @@ def test_results_that_are_not_comparable_get_sections_of_their_own(other: dict[s
     assert "not comparable" in page.text and "not comparable" not in alone.text
 
 
+def colours(page: Page, title: str) -> set[str]:
+    """The colours of a plot's methods; full prefill's is that of the text."""
+    found: set[str] = set()
+    inside = False
+    for tag, attributes in page.elements:
+        if tag in ("svg", "figure"):
+            inside = tag == "svg" and (attributes["aria-label"] or "").startswith(f"{title}. ")
+        elif inside:
+            found.update(re.findall(r"--hue-\d", attributes.get("style") or ""))
+    return found
+
+
 def test_two_results_of_the_same_share_plots_and_are_told_apart() -> None:
-    run = replace(documents.run(), rows=documents.run().rows[:3], records=())
+    run = replace(documents.run(), rows=documents.run().rows[1:4], records=())
     page = Page(render([run, replace(run, seed=1)]))
     assert len(page.all("section")) == 1
     assert "reuse (1)" in page.text and "reuse (2)" in page.text
+    for title in ("SQuAD F1 against charged ratio", "SQuAD F1 against TTFT"):
+        assert len(colours(page, title)) == 2 * len(colours(Page(render([run])), title)), "in colour, too"
 
 
 def test_no_results_are_refused() -> None:
