@@ -50,17 +50,15 @@ def measurements(section: Section) -> tuple[Table, ...]:
 def values(section: Section) -> Table:
     """Return all rows with what they cost and every metric with its interval."""
     first, others = measured(name_ for line in section.lines for name_ in line.row.metrics)
-    changed = any(line.where for line in section.lines)
+    varied = _varied(section.lines)
     columns = [
-        Column("method", "name"),
-        *([Column("condition", "name")] if changed else []),
+        *_columns_of(varied),
         *map(Column, ("questions", "selected", "charged", "TTFT p50, ms", "TTFT p95, ms")),
         *(Column(_titled(name_)) for name_ in (*first, *others)),
     ]
     rows = [
         (
-            line.label,
-            *([line.where or "as given"] if changed else []),
+            *_cells_of(line, varied),
             str(line.row.questions),
             number(finite(line.row.selected)),
             number(finite(line.row.charged)),
@@ -78,9 +76,9 @@ def values(section: Section) -> Table:
 
 def differences(section: Section) -> Table:
     """Return every difference from a baseline, and what it means in words."""
+    varied = _varied(section.lines)
     columns = (
-        Column("method", "name"),
-        Column("condition", "name"),
+        *_columns_of(varied),
         Column("metric", "name"),
         Column("baseline", "name"),
         Column("difference"),
@@ -90,8 +88,7 @@ def differences(section: Section) -> Table:
     )
     rows = [
         (
-            line.label,
-            line.where or "as given",
+            *_cells_of(line, varied),
             metric(name_).title,
             against.baseline,
             _interval(against.difference),
@@ -139,12 +136,9 @@ def times(lines: Sequence[Line]) -> Table:
     """Return the parts of each row's TTFT."""
     found = [(line, bar.parts()) for line, bar in zip(lines, of_lines(lines), strict=True)]
     parts = list(dict.fromkeys([*PARTS, *sorted({part for _, own in found for part in own} - {REST}), REST]))
-    columns = (Column("method", "name"), Column("condition", "name"), *map(Column, parts))
-    rows = [
-        (line.label, line.where or "as given", *(number(own.get(part), 1) for part in parts))
-        for line, own in found
-        if own
-    ]
+    varied = _varied(lines)
+    columns = (*_columns_of(varied), *map(Column, parts))
+    rows = [(*_cells_of(line, varied), *(number(own.get(part), 1) for part in parts)) for line, own in found if own]
     return Table("Parts of TTFT", "Means, ms.", columns, tuple(rows))
 
 
@@ -233,6 +227,21 @@ def said(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(said, value)) or MISSING
     return str(value)
+
+
+def _varied(lines: Iterable[Line]) -> bool:
+    """Whether rows have to say under which condition they were measured."""
+    return any(line.where for line in lines)
+
+
+def _columns_of(varied: bool) -> tuple[Column, ...]:
+    """The columns that say which line a row is of."""
+    return (Column("method", "name"), *((Column("condition", "name"),) if varied else ()))
+
+
+def _cells_of(line: Line, varied: bool) -> tuple[str, ...]:
+    """What these columns hold for a line."""
+    return (line.label, *((line.where or "as given",) if varied else ()))
 
 
 def _titled(name_: str) -> str:

@@ -131,6 +131,12 @@ def test_tables_say_all_rows_differences_and_origin(page: Page) -> None:
     assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
 
 
+def test_conditions_have_a_column_where_something_was_varied() -> None:
+    alone, varied = (Page(render([replace(made(), records=())])) for made in (documents.run, documents.robustness))
+    assert "condition" not in alone.texts and "as given" not in alone.texts
+    assert varied.texts.count("condition") == 3 and "position first" in varied.texts
+
+
 def test_the_token_map_has_every_token_with_state_and_score(page: Page) -> None:
     found = documents.run().heatmap
     assert found is not None
