@@ -177,6 +177,8 @@ def _merged(query: Tensor, key: Tensor, value: Tensor, reach: Reach, scale: floa
     heads, rows, dims = query.shape
     kv_heads = key.shape[0]
     group = heads // kv_heads
+    # torch's kernel, called by itself, takes D numbers for neighbours and does not look.
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     out = query.new_empty(rows, heads, dims).transpose(0, 1)
     for first in range(0, rows, MERGED_ROWS):
         end = min(first + MERGED_ROWS, rows)

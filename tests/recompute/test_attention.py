@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -119,6 +121,32 @@ def test_half_precision_rounds_only(
     out = attend(query, key, value, positions, scale=0.25, softcap=softcap)
     assert out.dtype == dtype
     close(out, naive(query, key, value, positions, scale=0.25, softcap=softcap), atol=2e-2)
+
+
+def spread(tensor: Tensor) -> Tensor:
+    """The same numbers with gaps of NaN between them."""
+    return torch.full((*tensor.shape, 2), torch.nan, dtype=tensor.dtype)[..., 0].copy_(tensor)
+
+
+@pytest.mark.parametrize("layout", [spread, lambda tensor: tensor.mT.contiguous().mT], ids=["spread", "transposed"])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("rows", "keys"), [(31, 31), (70, 300), (MERGED_ROWS + 9, 600)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_layout_of_memory_is_read_right(
+    layout: Callable[[Tensor], Tensor],
+    window: int | None,
+    softcap: float | None,
+    rows: int,
+    keys: int,
+    dtype: torch.dtype,
+) -> None:
+    *made, positions = some(6, 2, rows, keys, 16)
+    query, key, value = (tensor.to(dtype) for tensor in made)
+    options = {"scale": 0.3, "window": window, "softcap": softcap}
+    want = naive(query, key, value, positions, **options)
+    out = attend(layout(query), layout(key), layout(value), positions, **options)
+    close(out, want, atol=2e-6 if dtype == torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("window", [None, 20])
