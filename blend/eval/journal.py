@@ -128,7 +128,7 @@ class Journal:
         """
         if self.header is None:
             return
-        differ = []
+        differ: dict[str, str] = {}
         compared = (
             (self.header.settings, settings),
             (self.header.identity, identity),
@@ -137,11 +137,12 @@ class Journal:
         for there, now in compared:
             if now is not None:
                 old, new = encode(there), encode(now)
-                names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-                differ += [f"{name} was {_short(old.get(name))}, is {_short(new.get(name))}" for name in names]
+                for name in sorted(old.keys() | new.keys()):
+                    if old.get(name) != new.get(name):
+                        differ[name] = f"{name} was {_short(old.get(name))}, is {_short(new.get(name))}"
         if differ:
             allowed = "results of the same settings and machine, another directory, or --restart"
-            raise InvalidInput(str(self.path.parent), "; ".join(differ), allowed)
+            raise InvalidInput(f"{self.path.parent}: {', '.join(differ)}", "; ".join(differ.values()), allowed)
 
     def check_records(self, planned: Collection[tuple[str, float | None]]) -> None:
         """Refuse records of other prompts than the header's, or of other methods and ratios than ``planned``.

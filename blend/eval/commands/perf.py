@@ -46,7 +46,7 @@ class PerfSettings(MeasuringSettings):
         InvalidInput: a value outside what is allowed.
     """
 
-    methods: tuple[str, ...] = setting(("reuse", "query"), "with commas between; full prefill is always beside")
+    methods: tuple[str, ...] = setting(("reuse", "query"), f"with commas between, of {', '.join(select.methods())}")
     experiments: tuple[str, ...] = setting(EXPERIMENTS, "with commas between")
     seconds: float = setting(60.0, "time of each experiment; each point is measured once at least")
     repeats: int = setting(10, "most measurements of each point")
@@ -144,7 +144,8 @@ def _earlier(found: Results, directory: Path | None, settings: PerfSettings) -> 
     nothing = Perf(())
     if directory is None or settings.restart:
         return nothing
-    if (directory / journal.FILE).exists():
+    records = directory / journal.FILE
+    if records.exists() and records.stat().st_size:
         allowed = "another directory, or --restart"
         raise InvalidInput(str(directory), f"another command's records ({journal.FILE})", allowed)
     if not (directory / results.FILE).is_file():

@@ -181,6 +181,8 @@ def test_the_results_of_another_command_are_not_written_over(
     results.write(out, there)
     assert command.main([*line, "--results", str(out)]) == 2
     assert "other results" in capsys.readouterr().err and results.read(out) == there
+    assert command.main(["perf", *line[1:5], "--results", str(out), "--methods", "reuse"]) == 2
+    assert "results of another kind" in capsys.readouterr().err, "what was refused left nothing in the way"
     call(*line, "--results", out, "--restart")
     assert command.main(["perf", *line[1:5], "--results", str(out), "--methods", "reuse"]) == 2
     assert "another command's records" in capsys.readouterr().err
