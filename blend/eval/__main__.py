@@ -14,7 +14,8 @@ from rich.console import Console
 
 from blend.errors import BlendError
 from blend.eval import commands
-from blend.eval.settings import add_flags, build
+from blend.eval.names import unknown
+from blend.eval.settings import add_flags, build, flags
 
 _WIDTH = 140  # of tables that go to a file or a pipe
 
@@ -55,13 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     0; 1 where a gate is not met; 2 for input that cannot be used; 130 where it was interrupted.
     """
     known = _commands()
-    given = vars(_parser(known).parse_args(argv))
-    module = known[given.pop("command")]
+    parsed, rest = _parser(known).parse_known_args(argv)
+    given = vars(parsed)
+    command = given.pop("command")
+    module = known[command]
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: what was measured must not be lost to a sign
     # Names and paths are printed as they are: no markup or emoji in them, no colour for their numbers.
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, emoji=False, highlight=False)
     try:
+        if rest:
+            raise unknown(f"blend-eval {command}", rest[0].partition("=")[0], flags(module.SETTINGS))
         settings = build(module.SETTINGS, given)
         code: int = module.run(settings, console)
     except (BlendError, OSError) as error:

@@ -17,6 +17,7 @@ import yaml
 
 from blend.config import EngineConfig
 from blend.errors import InvalidInput, NotFound
+from blend.eval import methods
 from blend.eval.decoding import decode, encode, hints
 from blend.eval.metrics import METRICS
 from blend.eval.names import unknown
@@ -80,7 +81,9 @@ class MeasuringSettings(CommandSettings):
     seed: int = setting(0, "of all choices and draws")
     model: str = setting("smollm2-135m", "name, directory or hub id")
     dtype: str = setting("auto", "auto, float32, bfloat16 or float16")
-    methods: tuple[str, ...] = setting(("reuse", "random", "head", "deviation", "query"), "with commas between")
+    methods: tuple[str, ...] = setting(
+        ("reuse", "random", "head", "deviation", "query"), f"with commas between, of {', '.join(methods.names())}"
+    )
     ratios: tuple[float, ...] = setting((0.15,), "shares of cached tokens, 0 to 1, with commas between")
     max_new_tokens: int = setting(16, "most tokens of an answer, and of full prefill's that methods are held against")
     results: str | None = setting(None, "directory for results; a run that was stopped goes on from there")
@@ -171,21 +174,26 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[CommandSettings]) -> N
             parser.add_argument(f"--{_flag(f.name)}", default=argparse.SUPPRESS, metavar=metavar, help=text)
 
 
-def build(kind: type[AnySettings], flags: Mapping[str, object]) -> AnySettings:
+def flags(kind: type[CommandSettings]) -> list[str]:
+    """Return the flags that :func:`add_flags` adds."""
+    return [f"--{_flag(f.name)}" for f in fields(kind) if not f.metadata["positional"]]
+
+
+def build(kind: type[AnySettings], words: Mapping[str, object]) -> AnySettings:
     """Return the settings that flags and, where they name one, a YAML file make.
 
     Args:
-        flags: what was given on the command line, by field, as text; lists as ``a,b``, mappings as ``a=1,b=2``.
+        words: what was given on the command line, by field, as text; lists as ``a,b``, mappings as ``a=1,b=2``.
 
     Raises:
         NotFound: no such file.
         InvalidInput: not YAML, an unknown key (with the nearest), or a wrong value.
     """
     given: dict[str, Any] = {}
-    where = flags.get("config")
+    where = words.get("config")
     if where is not None:
         given.update(from_yaml(kind, str(where)))
-    for name, value in flags.items():
+    for name, value in words.items():
         given[name] = _value(kind, name, value, "--" + _flag(name))
     return kind(**given)
 

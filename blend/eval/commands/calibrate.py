@@ -44,7 +44,9 @@ class CalibrateSettings(MeasuringSettings):
         InvalidInput: a value outside what is allowed.
     """
 
-    methods: tuple[str, ...] = setting(("query", "head"), "methods that select, with commas between")
+    methods: tuple[str, ...] = setting(
+        ("query", "head"), f"with commas between, of {', '.join(calibration.selecting())}"
+    )
     ratios: tuple[float, ...] = setting(
         (0.05, 0.1, 0.15, 0.3), "most that is charged, probes included, as shares of cached tokens"
     )

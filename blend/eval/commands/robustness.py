@@ -13,6 +13,7 @@ from rich.table import Table
 from blend.engine import Engine
 from blend.eval.datasets import Example
 from blend.eval.measuring import collect
+from blend.eval.methods import names
 from blend.eval.metrics import METRICS
 from blend.eval.prompts import Asked, layout
 from blend.eval.results import dumps
@@ -40,7 +41,7 @@ class RobustnessSettings(Settings):
         InvalidInput: a value outside what is allowed.
     """
 
-    methods: tuple[str, ...] = setting(("reuse", "head", "query"), "with commas between; full prefill is always beside")
+    methods: tuple[str, ...] = setting(("reuse", "head", "query"), f"with commas between, of {', '.join(names())}")
     experiments: tuple[str, ...] = setting(EXPERIMENTS, "what is varied, with commas between")
     orders: int = setting(4, "orders of the same passages, the data's among them")
     positions: tuple[str, ...] = setting(POSITIONS, "where the evidence goes")
