@@ -3,7 +3,7 @@
 from blend.eval.metrics import wrapping
 
 
-class SquadEm(wrapping.TextMetric):
+class Em(wrapping.TextMetric):
     """SQuAD exact match of answers."""
 
     metric = "em"

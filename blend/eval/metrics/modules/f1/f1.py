@@ -3,7 +3,7 @@
 from blend.eval.metrics import wrapping
 
 
-class SquadF1(wrapping.TextMetric):
+class F1(wrapping.TextMetric):
     """SQuAD F1 of answers."""
 
     metric = "f1"
