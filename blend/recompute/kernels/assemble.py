@@ -166,6 +166,8 @@ def assemble(stored: Stored, layer: int, key: Tensor, value: Tensor, slots: Tens
     pairs = 0 if turns is None else turns.cos.shape[1]
     payload = stored.payloads[0]
     float8 = payload.dtype == torch.float8_e4m3fn
+    # With four warps the widest heads do not fit the registers, nor does what becomes four times as long on its way.
+    crowded = head_dim > 128 or (head_dim > 64 and float8 and key.dtype == torch.float32)
     cos, sin = (slots, slots) if turns is None else (turns.cos, turns.sin)
     launch(
         _assemble,
@@ -195,7 +197,7 @@ def assemble(stored: Stored, layer: int, key: Tensor, value: Tensor, slots: Tens
         INTERLEAVED=turns is not None and turns.pairing == "interleaved",
         FLOAT8=float8,
         SCALED=stored.scales is not None,
-        num_warps=8 if head_dim > 128 else 4,  # with 4 the widest heads do not fit the registers
+        num_warps=8 if crowded else 4,
     )
 
 
