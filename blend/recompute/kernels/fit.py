@@ -45,7 +45,7 @@ def shape(head_dim: int, dtype: torch.dtype, pairs: int, architecture: int) -> S
     if wide > 128:
         return Shape(64, 32, 8, 2)
     if pairs <= 64:
-        return Shape(64, 64 if wide <= 64 else 32, 4, 3)
+        return Shape(64, 64 if wide <= 64 and architecture < 120 else 32, 4, 3)
     if wide <= 64:
         return Shape(128, 64, 8, 3)
     return Shape(128, 64, 8, 3) if large(architecture) else Shape(128, 32, 8, 2)
