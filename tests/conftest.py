@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,11 @@ def xquad() -> Path:
             pytest.fail("CI needs XQuAD beside the checkout")
         pytest.skip("XQuAD is not beside the checkout (shared/data/xquad.en.dev.json)")
     return path
+
+
+@pytest.fixture
+def interrupts_arrive() -> Iterator[None]:
+    """A background job, and what it starts, would ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -139,6 +139,7 @@ def test_an_interrupt_is_raised_even_if_the_other_thread_failed_first(helper: He
         helper.each(work, range(2))
 
 
+@pytest.mark.usefixtures("interrupts_arrive")
 def test_an_interrupt_while_the_other_thread_is_waited_for_waits_for_it(helper: Helper) -> None:
     """As a signal does: it ends the wait for the lock, and is raised there."""
     inside, under_way = threading.Event(), [0]

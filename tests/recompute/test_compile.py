@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,17 +121,9 @@ def test_all_that_is_shipped_builds_without_spilling() -> None:
         assert function in run.stdout
 
 
-@pytest.fixture
-def _interrupts_arrive() -> Iterator[None]:
-    """Children of a background job would ignore them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("_interrupts_arrive")
+@pytest.mark.usefixtures("interrupts_arrive")
 def test_an_interrupt_leaves_a_partial_report() -> None:
     command = [*COMMAND, "--kernel", "deviation", "commit", "--jobs", "1"]
     with subprocess.Popen(
