@@ -13,7 +13,7 @@ from blend.eval.datasets import Example
 from blend.eval.names import unknown
 from blend.eval.perf import TIERS, Workload, leave_in
 from blend.eval.prompts import chunks_of
-from blend.eval.runner import TIMINGS, lost
+from blend.eval.runner import lost, recorded
 from blend.eval.stats import Estimate, bootstrap
 from blend.eval.values import Record
 from blend.recompute import machine
@@ -69,23 +69,8 @@ def measure(
         report = prefill.report
         if count := lost(report):  # their loss would be taken for none
             raise ResourceExhausted(f"question {example.id}: the store had no room for {count} of its chunks")
-        yield Record(
-            question=example.id,
-            method=method,
-            ratio=ratio,
-            answer=engine.tokenizer.decode(answer),
-            gold=example.answers,
-            metrics=fidelity.closeness(engine, prefill, answer, full),
-            requested=report.requested_ratio,
-            selected=report.selected_ratio,
-            charged=report.charged_ratio,
-            tokens=report.tokens,
-            cached=report.cached,
-            mode=report.mode,
-            timings={name: getattr(report.timings, name) for name in TIMINGS},
-            ttft_ms=report.timings.ttft,
-            warnings=report.warnings,
-        )
+        text, found = engine.tokenizer.decode(answer), fidelity.closeness(engine, prefill, answer, full)
+        yield recorded(example, method, ratio, text, found, report)
 
 
 def points(records: Sequence[Record]) -> tuple[Point, ...]:

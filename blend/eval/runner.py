@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from blend.engine import Engine
 from blend.errors import InvalidInput
@@ -91,27 +92,34 @@ def measure(
         found = {name: value for name, value in close.items() if name in metrics}
         wording = [name for name in metrics if name not in CLOSENESS]
         found |= text_scores(text, example.answers, wording, tokenizer=engine.tokenizer.encode)
-        report = prefill.report
-        yield Record(
-            question=example.id,
-            method=wanted.method,
-            ratio=wanted.ratio,
-            answer=text,
-            gold=example.answers,
-            metrics=found,
-            requested=report.requested_ratio,
-            selected=report.selected_ratio,
-            charged=report.charged_ratio,
-            tokens=report.tokens,
-            cached=report.cached,
-            mode=report.mode,
-            timings={name: getattr(report.timings, name) for name in TIMINGS},
-            ttft_ms=report.timings.ttft,
-            condition=condition,
-            level=level,
-            order=order,
-            warnings=_warnings(report),
-        )
+        made = recorded(example, wanted.method, wanted.ratio, text, found, prefill.report)
+        yield replace(made, condition=condition, level=level, order=order)
+
+
+def recorded(
+    example: Example, method: str, ratio: float | None, answer: str, metrics: Mapping[str, float], report: Report
+) -> Record:
+    """Return what is kept of one answer: the method's own name and ratio, its metrics, and what its report says.
+
+    Chunks that should have been in memory and were not are one of its warnings.
+    """
+    return Record(
+        question=example.id,
+        method=method,
+        ratio=ratio,
+        answer=answer,
+        gold=example.answers,
+        metrics=metrics,
+        requested=report.requested_ratio,
+        selected=report.selected_ratio,
+        charged=report.charged_ratio,
+        tokens=report.tokens,
+        cached=report.cached,
+        mode=report.mode,
+        timings={name: getattr(report.timings, name) for name in TIMINGS},
+        ttft_ms=report.timings.ttft,
+        warnings=_warnings(report),
+    )
 
 
 def _warnings(report: Report) -> tuple[str, ...]:
