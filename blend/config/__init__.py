@@ -1,0 +1,35 @@
+"""Every setting and its default, once. Wrong values fail at construction with :class:`InvalidConfig`."""
+
+from __future__ import annotations
+
+from blend.config.connector import ConnectorConfig
+from blend.config.engine import KERNELS, MAX_THREADS, EngineConfig
+from blend.config.mooncake import MOONCAKE_ADMIN_PORT, MOONCAKE_PROTOCOLS, MooncakeConfig
+from blend.config.rag import RagConfig
+from blend.config.residency import MAX_NODE_NAME, RESIDENCY_LOOPBACK, ResidencyConfig, ResidencySource
+from blend.config.server import ServerConfig
+from blend.config.store import MAX_TENANT, PREFETCH_POLICIES, WRITE_POLICIES, StoreConfig
+from blend.config.units import GiB, MiB, cache_dir
+
+__all__ = [
+    "KERNELS",
+    "MAX_NODE_NAME",
+    "MAX_TENANT",
+    "MAX_THREADS",
+    "MOONCAKE_ADMIN_PORT",
+    "MOONCAKE_PROTOCOLS",
+    "PREFETCH_POLICIES",
+    "RESIDENCY_LOOPBACK",
+    "WRITE_POLICIES",
+    "ConnectorConfig",
+    "EngineConfig",
+    "GiB",
+    "MiB",
+    "MooncakeConfig",
+    "RagConfig",
+    "ResidencyConfig",
+    "ResidencySource",
+    "ServerConfig",
+    "StoreConfig",
+    "cache_dir",
+]

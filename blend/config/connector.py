@@ -1,0 +1,78 @@
+"""The connector in another engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+from blend.config.checks import at_least
+from blend.config.engine import EngineConfig
+from blend.config.mooncake import MooncakeConfig
+from blend.config.store import StoreConfig
+from blend.errors import InvalidConfig
+
+_Settings = TypeVar("_Settings")
+
+
+@dataclass(frozen=True)
+class ConnectorConfig:
+    """The connector in another engine: its own part of that engine's configuration.
+
+    Args:
+        model: what the native engine would call the model, where that is another name than the engine's own: a model's
+            shipped calibration goes by it.
+        sink: see :class:`EngineConfig`.
+        kernels: see :class:`EngineConfig`.
+        scratch_tokens: longest prompt that is blended, for one is laid out on a canvas of its own; ``None`` means
+            the engine's longest.
+        capture_tokens: most tokens of missing chunks that are encoded in one idle step of the engine; 0 encodes none.
+        capture_queue: most missing chunks that wait to be encoded.
+        store: the tiered store.
+    """
+
+    model: str | None = None
+    sink: str | tuple[int, ...] = "bos"
+    kernels: Literal["auto", "torch", "triton", "reference"] = "auto"
+    scratch_tokens: int | None = None
+    capture_tokens: int = 8192
+    capture_queue: int = 256
+    store: StoreConfig = field(default_factory=StoreConfig)
+
+    def __post_init__(self) -> None:
+        if self.scratch_tokens is not None:
+            at_least("scratch_tokens", self.scratch_tokens, 1, "tokens")
+        at_least("capture_tokens", self.capture_tokens, 0, "tokens")
+        at_least("capture_queue", self.capture_queue, 1, "chunks")
+        EngineConfig(kernels=self.kernels, sink=self.sink)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ConnectorConfig:
+        """Return the settings that plain values from JSON name; ``store.secret`` is hexadecimal there.
+
+        Raises:
+            InvalidConfig: an unknown name, or a value that is not allowed.
+        """
+        found = dict(values)
+        store = dict(found.pop("store", {}))
+        if isinstance(store.get("secret"), str):
+            store["secret"] = _from_hex(store["secret"])
+        if store.get("mooncake") is not None:
+            store["mooncake"] = _made("store.mooncake", MooncakeConfig, store["mooncake"])
+        if isinstance(found.get("sink"), list):
+            found["sink"] = tuple(found["sink"])
+        return _made("connector", cls, {**found, "store": _made("store", StoreConfig, store)})
+
+
+def _made(name: str, kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+    known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+    if unknown := [value for value in values if value not in known]:
+        raise InvalidConfig(name, ", ".join(map(str, unknown)), f"the settings {', '.join(known)}")
+    return kind(**values)
+
+
+def _from_hex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidConfig("store.secret", "…", "hexadecimal digits") from None

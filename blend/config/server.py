@@ -1,0 +1,47 @@
+"""The gRPC service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blend.config.checks import at_least, is_port
+from blend.config.engine import EngineConfig
+from blend.config.rag import RagConfig
+from blend.config.units import MiB, cache_dir
+from blend.errors import InvalidConfig
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The gRPC service.
+
+    Args:
+        address: ``host:port`` to listen on; port 0 takes a free one.
+        data_dir: catalog, index and stored KV of this service; ``None`` means ``cache_dir() / "server"``.
+        max_queue: requests that may wait for the engine before new ones are refused.
+        max_message_bytes: largest gRPC message.
+        drain_seconds: how long a shutdown waits for running requests.
+        engine, rag: their own settings.
+    """
+
+    address: str = "127.0.0.1:50061"
+    data_dir: str | Path | None = None
+    max_queue: int = 64
+    max_message_bytes: int = 16 * MiB
+    drain_seconds: int = 20
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    rag: RagConfig = field(default_factory=RagConfig)
+
+    def __post_init__(self) -> None:
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not host or not is_port(port):
+            raise InvalidConfig("address", self.address, "host:port with a port from 0 to 65535")
+        at_least("max_queue", self.max_queue, 1, "requests")
+        at_least("max_message_bytes", self.max_message_bytes, 1024, "bytes")
+        at_least("drain_seconds", self.drain_seconds, 0, "seconds")
+
+    @property
+    def path(self) -> Path:
+        """The service's data directory."""
+        return Path(self.data_dir).expanduser() if self.data_dir is not None else cache_dir() / "server"
