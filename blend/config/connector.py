@@ -26,8 +26,10 @@ class ConnectorConfig:
         kernels: see :class:`EngineConfig`.
         scratch_tokens: longest prompt that is blended, for one is laid out on a canvas of its own; ``None`` means
             the engine's longest.
-        capture_tokens: most tokens of missing chunks that are encoded in one idle step of the engine; 0 encodes none.
-        capture_queue: most missing chunks that wait to be encoded.
+        step_share: time that blending may take of an engine's step in which other requests are under way, as a share of
+            the time that the step's forward pass takes.
+        capture_queue: most missing chunks that wait to be encoded, which is done while no request is under way; 0 has
+            none encoded.
         store: the tiered store.
     """
 
@@ -35,15 +37,18 @@ class ConnectorConfig:
     sink: str | tuple[int, ...] = "bos"
     kernels: Literal["auto", "torch", "triton", "reference"] = "auto"
     scratch_tokens: int | None = None
-    capture_tokens: int = 8192
+    step_share: float = 0.75
     capture_queue: int = 256
     store: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self) -> None:
         if self.scratch_tokens is not None:
             at_least("scratch_tokens", self.scratch_tokens, 1, "tokens")
-        at_least("capture_tokens", self.capture_tokens, 0, "tokens")
-        at_least("capture_queue", self.capture_queue, 1, "chunks")
+        if isinstance(self.step_share, bool) or not isinstance(self.step_share, (int, float)):
+            raise InvalidConfig("step_share", self.step_share, "a number")
+        if not 0 < self.step_share <= 100:
+            raise InvalidConfig("step_share", self.step_share, "a number above 0, at most 100")
+        at_least("capture_queue", self.capture_queue, 0, "chunks")
         EngineConfig(kernels=self.kernels, sink=self.sink)
 
     @classmethod

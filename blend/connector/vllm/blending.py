@@ -1,10 +1,9 @@
-"""One request in the worker: plan → load → select on a scratch canvas; write and recompute in vLLM's blocks."""
+"""One request in the worker: find → load → select on a scratch canvas; write and recompute in vLLM's blocks."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -13,7 +12,8 @@ from blend.chunks import ChunkCache, Which
 from blend.connector.client import BlendRequest
 from blend.connector.vllm.jobs import Job, Report
 from blend.connector.vllm.pages import Pages
-from blend.filling import ChunkLost, Loaded, Lost
+from blend.connector.vllm.tasks import checkpoint, clock, rows_at_once
+from blend.filling import ChunkLost, Filling, Loaded, Lost
 from blend.model.decoder import Decoder
 from blend.pipeline import describe
 from blend.recompute import planner
@@ -41,45 +41,54 @@ class Blender:
         self._chunks = chunks
         self._calibration = calibration
 
-    def run(self, job: Job) -> tuple[Report, tuple[Chunk, ...]]:
+    def find(self, job: Job) -> Filling:
+        """Look up a job's chunks, and wait as long as the store's prefetch policy says. From any thread."""
+        return self._find(job.request, planner.decide(job.request.plan, self._calibration), {})
+
+    def _find(self, request: BlendRequest, decision: planner.Decision, lost: Lost) -> Filling:
+        which: Which = "none" if decision.method == "full" else "all"
+        filling = self._chunks.find(request.prompt, request.tenant, request.plan.variant, which, lost)
+        filling.wait(whole=True)
+        return filling
+
+    def run(self, job: Job, filling: Filling) -> tuple[Report, tuple[Chunk, ...]]:
         """Fill the job's blocks; returns its report, and the chunks that the store could not give.
 
         A chunk that is lost while it is read costs a second attempt without it, a second one makes it a full prefill;
         nothing is written to a block before all of a request's chunks are whole on the canvas.
+
+        Args:
+            job: what is to be done.
+            filling: what :meth:`find` returned for it; it is closed.
         """
         lost: dict[ObjectKey, str] = {}
         decision = planner.decide(job.request.plan, self._calibration)
         while True:
             try:
-                return self._attempt(job, decision, lost)
+                with filling:
+                    return self._attempt(job, decision, filling)
             except ChunkLost as error:
                 _log.warning("planning again: %s", str(error))
                 if lost:
                     decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
                 lost[error.wanted] = error.reason
+            filling = self._find(job.request, decision, lost)
 
-    @torch.inference_mode()
     def compute(self, job: Job) -> None:
         """Fill the job's blocks at full prefill, with nothing from the store."""
         token_ids = torch.tensor(job.request.prompt.token_ids, device=self._decoder.device)
         positions = torch.arange(job.computed, job.end, device=token_ids.device)
         self._pages.recompute(token_ids[positions], positions, job.blocks)
 
-    def blocks_of(self, job: Job) -> tuple[int, ...]:
-        """Return the blocks that the job is to fill."""
-        size = self._pages.block_size
-        return job.blocks[job.computed // size : -(-job.end // size)]
-
-    @torch.inference_mode()
-    def _attempt(self, job: Job, decision: planner.Decision, lost: Lost) -> tuple[Report, tuple[Chunk, ...]]:
-        begun, request = perf_counter(), job.request
-        decision, loaded, blend = self._lay_out(request, decision, lost)
-        laid_out = perf_counter()
+    def _attempt(self, job: Job, decision: planner.Decision, filling: Filling) -> tuple[Report, tuple[Chunk, ...]]:
+        begun, request = clock(), job.request
+        decision, loaded, blend = self._lay_out(request, decision, filling)
+        laid_out = clock()
         # Chosen over the whole prompt, also where a prefix is in the blocks already: a request that comes again meets
         # blocks of its own there, and goes on as they began.
         chooser, budget = selector(decision.method), decision.budget(self._decoder.layers, blend.cached)
         selection = Selection(torch.zeros(0, dtype=torch.int64)) if chooser is None else chooser.select(blend, budget)
-        selected, chosen = selection.positions, perf_counter()
+        selected, chosen = selection.positions, clock()
         rows = self._fill(job, blend, selection)
         missed = [r.start for r in loaded.reports if r.outcome in ("miss", "failed")]
         report = Report(
@@ -94,39 +103,37 @@ class Blender:
             chunks=tuple(loaded.reports),
             load_ms=(laid_out - begun) * 1e3,
             select_ms=(chosen - laid_out) * 1e3,
-            recompute_ms=(perf_counter() - chosen) * 1e3,
+            recompute_ms=(clock() - chosen) * 1e3,
             selected_positions=tuple(selected.tolist()) if request.positions else None,
             recomputed_positions=tuple(rows.tolist()) if request.positions else None,
         )
         return report, _chunks_at(request, missed)
 
     def _lay_out(
-        self, request: BlendRequest, decision: planner.Decision, lost: Lost
+        self, request: BlendRequest, decision: planner.Decision, filling: Filling
     ) -> tuple[planner.Decision, Loaded, Blend]:
         """Load a request's chunks onto a canvas, all layers of them; the decision is revised by what there was."""
-        decoder, prompt = self._decoder, request.prompt
-        which: Which = "none" if decision.method == "full" else "all"
-        with self._chunks.find(prompt, request.tenant, request.plan.variant, which, lost) as filling:
-            filling.wait()
-            canvas = decoder.new_canvas(len(prompt))
-            token_ids = torch.tensor(prompt.token_ids, device=decoder.device)
-            loaded = filling.settle()
-            blend = describe(decoder, prompt, canvas, token_ids, loaded, self._pages.max_rows)
-            chooser = selector(decision.method)
-            decision = planner.settle(
-                decision,
-                cached=blend.cached,
-                probe=0 if chooser is None else chooser.probe_cost(blend),
-                rows=len(prompt) - blend.cached,
-                tokens=len(prompt),
-                layers=decoder.layers,
-            )
-            if decision.method == "full":
-                loaded = loaded.unused()
-                blend = describe(decoder, prompt, canvas, token_ids, loaded, self._pages.max_rows)
-            else:
-                filling.onto(canvas)
-                canvas.need(decoder.layers - 1)
+        decoder, prompt, max_rows = self._decoder, request.prompt, rows_at_once(self._pages.max_rows)
+        canvas = decoder.new_canvas(len(prompt))
+        token_ids = torch.tensor(prompt.token_ids, device=decoder.device)
+        loaded = filling.settle()
+        blend = describe(decoder, prompt, canvas, token_ids, loaded, max_rows)
+        chooser = selector(decision.method)
+        decision = planner.settle(
+            decision,
+            cached=blend.cached,
+            probe=0 if chooser is None else chooser.probe_cost(blend),
+            rows=len(prompt) - blend.cached,
+            tokens=len(prompt),
+            layers=decoder.layers,
+        )
+        if decision.method == "full":
+            loaded = loaded.unused()
+            return decision, loaded, describe(decoder, prompt, canvas, token_ids, loaded, max_rows)
+        filling.onto(canvas)
+        for layer in range(decoder.layers):
+            canvas.need(layer)
+            checkpoint()
         return decision, loaded, blend
 
     def _fill(self, job: Job, blend: Blend, selection: Selection) -> Tensor:
@@ -152,6 +159,7 @@ class Blender:
                 for stored in (blend.canvas.k, blend.canvas.v)
             )
             self._pages.write(layer, slots, key, value)
+            checkpoint()
 
 
 def _own(job: Job, blend: Blend) -> Tensor:

@@ -13,16 +13,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from blend.config import ConnectorConfig
-from blend.connector.vllm.jobs import Job, Report
+from blend.connector.vllm.jobs import Job, Outcomes
 from blend.connector.vllm.scheduling import Scheduling
 from blend.connector.vllm.support import refusal
 
@@ -36,24 +37,28 @@ _log = logging.getLogger(__name__)
 class Step(KVConnectorMetadata):
     """What the scheduler tells the worker for one step.
 
-    Requests to blend, blocks of requests that are refused, and whether there is nothing else to do.
+    Requests to blend, requests that are refused, and whether there is nothing else to do.
     """
 
     jobs: tuple[Job, ...] = ()
-    refused: tuple[int, ...] = ()
+    refused: frozenset[str] = frozenset()
     idle: bool = False
 
 
 @dataclass
-class Reports(KVConnectorWorkerMetadata):
-    """What the worker tells the scheduler of a step: the reports of the requests that were blended in it."""
+class Done(KVConnectorWorkerMetadata):
+    """What the worker tells the scheduler of a step.
 
-    reports: dict[str, Report]
+    What became of requests, and whether there is work left for steps in which no request is under way.
+    """
+
+    outcomes: Outcomes
+    busy: bool
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Return the reports of two workers as one."""
-        assert isinstance(other, Reports)
-        return Reports({**other.reports, **self.reports})
+        """Return what two workers tell as one. They do the same work; the first one's reports stand for both."""
+        assert isinstance(other, Done)
+        return Done(self.outcomes, self.busy or other.busy)
 
 
 class BlendConnector(KVConnectorBase_V1):
@@ -74,6 +79,8 @@ class BlendConnector(KVConnectorBase_V1):
         self._cache = kv_cache_config
         self._settings = ConnectorConfig.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._refusal = refusal(vllm_config, kv_cache_config)
+        self._outcomes = Outcomes()
+        self._busy = False
         self.worker: Worker | None = None
         self.scheduling: Scheduling | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -94,20 +101,15 @@ class BlendConnector(KVConnectorBase_V1):
 
     # ------------------------------------------------------------- scheduler
 
-    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        """Take note of the scheduler's manager of the paged cache."""
-        super().bind_kv_cache_manager(kv_cache_manager)
-        if self.scheduling is not None:
-            self.scheduling.cache = kv_cache_manager
-
     def on_new_request(self, request: Request) -> None:
         """Read what a request asks for, and keep its blocks apart from others'."""
         if self.scheduling is not None:
             self.scheduling.arrived(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Return how many tokens will be filled in, before the step that they are allocated in runs."""
-        return (0 if self.scheduling is None else self.scheduling.matched(request, num_computed_tokens)), False
+        """Return how many tokens will be filled in, and that this takes some steps."""
+        found = 0 if self.scheduling is None else self.scheduling.matched(request, num_computed_tokens)
+        return found, bool(found)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """Take note of a request's blocks."""
@@ -120,18 +122,19 @@ class BlendConnector(KVConnectorBase_V1):
         return Step() if half is None else Step(half.take_jobs(), half.take_refused(), idle)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Forget a request, whose blocks may go at once; its report goes out with its last token.
-
-        A request that ends in the very step that it was blended in has none: vLLM asks for it before it says what
-        became of the step.
-        """
+        """Forget a request, whose blocks may go at once; its report goes out with its last token."""
         return False, (None if self.scheduling is None else self.scheduling.ended(request))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take note of what became of a step."""
         found = connector_output.kv_connector_worker_meta
-        if self.scheduling is not None and isinstance(found, Reports):
-            self.scheduling.blended(found.reports)
+        if self.scheduling is not None and isinstance(found, Done):
+            self._busy = found.busy
+            self.scheduling.came_to(found.outcomes)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether steps are wanted although no request is under way: missing chunks are encoded in such."""
+        return self._busy
 
     # ---------------------------------------------------------------- worker
 
@@ -143,28 +146,37 @@ class BlendConnector(KVConnectorBase_V1):
 
             self.worker = Worker(self._config, self._cache, self._settings)
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Take note of what is to be done in a step that begins."""
+        super().bind_connector_metadata(connector_metadata)
+        if self.worker is not None:
+            self.worker.begin()
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Fill the blocks of this step's requests; in an idle step, encode missing chunks."""
+        """Do this step's share of the work. vLLM calls it behind the forward pass, for no load is a synchronous one."""
         if self.worker is None or not self.has_connector_metadata():
             return
         step = self._get_connector_metadata()
         assert isinstance(step, Step)
-        self.worker.blend(step.jobs)
-        self.worker.fail(step.refused)
-        if step.idle:
-            self.worker.capture()
+        self.worker.step(step.jobs, step.refused, step.idle)
 
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return the blocks that could not be filled in this step."""
-        return set() if self.worker is None else self.worker.take_failed()
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Return which requests' blocks are filled, or are not going to be; requests that have ended are given up."""
+        if self.worker is None:
+            return KVConnectorTransferResults()
+        self.worker.queue.drop(finished_req_ids)
+        self._outcomes = self.worker.queue.take()
+        return KVConnectorTransferResults(
+            finished_recving=set(self._outcomes.ended), failed_recving=set(self._outcomes.failed)
+        )
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Return the reports of this step's requests."""
-        reports = {} if self.worker is None else self.worker.take_reports()
-        return Reports(reports) if reports else None
+        """Return what became of this step's requests."""
+        outcomes, self._outcomes = self._outcomes, Outcomes()
+        return None if self.worker is None else Done(outcomes, self.worker.queue.capturing)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: all layers are there before the forward pass begins."""
+        """Nothing to wait for: vLLM computes a request's question only when its blocks are filled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Save nothing: a request's KV depends on its whole prompt, and is nobody's chunk."""
@@ -172,15 +184,12 @@ class BlendConnector(KVConnectorBase_V1):
     def wait_for_save(self) -> None:
         """Nothing is saved."""
 
-    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Nothing is under way between two steps: a preempted request is blended again when it comes back."""
-
     def take_events(self) -> Iterable[Any]:
         """Return vLLM's own kind of cache events: none, for chunks have no place in its chains of hashes."""
         return ()
 
     def shutdown(self) -> None:
-        """Close the store."""
+        """Give up what is under way, and close the store."""
         if self.worker is not None:
             self.worker.close()
             self.worker = None

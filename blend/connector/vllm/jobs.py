@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from blend.connector.client import BlendRequest
@@ -35,7 +35,8 @@ class Report:
     ``computed`` tokens were there already, in blocks that vLLM found again, and ``filled`` ones behind them were filled
     in. ``cached`` tokens of the prompt came from the store, ``selected`` of these were to be computed afresh, and
     ``recomputed`` counts what was computed in the blocks, plain text included. ``charged_ratio`` is as in
-    :class:`blend.Report`. Times are in milliseconds.
+    :class:`blend.Report`. Times are in milliseconds: ``waited_ms`` until its turn came, the store's included, then
+    ``load_ms``, ``select_ms`` and ``recompute_ms`` of work, and ``paused_ms`` in which the engine's steps went on.
     """
 
     method: str
@@ -50,9 +51,27 @@ class Report:
     load_ms: float
     select_ms: float
     recompute_ms: float
+    waited_ms: float = 0.0
+    paused_ms: float = 0.0
     selected_positions: tuple[int, ...] | None = None
     recomputed_positions: tuple[int, ...] | None = None
+
+    def timed(self, waited: float, paused: float) -> Report:
+        """Return the report with the seconds in which nothing was done for the request."""
+        return replace(self, waited_ms=waited * 1e3, paused_ms=paused * 1e3)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values that JSON holds."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of requests since the last step, by vLLM's ids.
+
+    ``ended`` are no longer under way: blended, given up, or ``failed``, which are those whose blocks were not filled.
+    """
+
+    ended: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
+    reports: tuple[tuple[str, Report], ...] = ()

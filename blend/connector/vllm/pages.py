@@ -8,7 +8,8 @@ over those sequences is exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from blend.connector.vllm.tasks import checkpoint, rows_at_once
 from blend.errors import InvalidInput
 
 
@@ -59,37 +61,42 @@ class Pages:
     def recompute(self, token_ids: Tensor, positions: Tensor, blocks: Sequence[int]) -> int:
         """Compute tokens afresh, their keys and values going into the request's blocks; returns the number of passes.
 
-        A pass has at most ``max_rows`` tokens. Passes run in ascending order, so that a later one reads what an
-        earlier one wrote.
+        A pass has at most ``max_rows`` tokens, in a task fewer if its steps are short. Passes run in ascending order,
+        so that a later one reads what an earlier one wrote.
 
         Args:
             token_ids: ``[R]`` int64.
             positions: ``[R]`` int64, strictly ascending.
             blocks: the request's block table, long enough for the last position.
         """
-        passes = 0
-        for part in self._parts(positions):
+        passes, start = 0, 0
+        while start < len(positions):
+            part = self._part(positions, start, rows_at_once(self.max_rows))
             rows, runs = positions[part], runs_of(positions[part])
             metadata, slots = self.metadata(rows, runs, blocks)
             context = set_forward_context(
                 metadata, self._config, num_tokens=len(rows), slot_mapping=slots, skip_compiled=True
             )
-            with context:
+            with context, self._stopping(len(rows)):
                 self._model(input_ids=token_ids[part], positions=rows)
-            passes += 1
+            passes, start = passes + 1, part.stop
         return passes
 
-    def _parts(self, positions: Tensor) -> list[slice]:
-        """Cut rows into slices of at most ``max_rows`` rows and ``max_runs`` runs."""
-        parts, start, runs = [], 0, 0
-        breaks = [True, *(positions.diff() != 1).tolist()]
-        for row, begins in enumerate(breaks):
-            runs += begins or row == start
-            if row - start == self.max_rows or runs > self.max_runs:
-                parts.append(slice(start, row))
-                start, runs = row, 1
-        parts.append(slice(start, len(positions)))
-        return parts
+    def _part(self, positions: Tensor, start: int, most: int) -> slice:
+        """Rows from ``start`` on: ``most`` of them, fewer where these have more than ``max_runs`` runs."""
+        stop = min(start + most, len(positions))
+        breaks = (positions[start:stop].diff() != 1).nonzero().squeeze(1)
+        return slice(start, stop if len(breaks) < self.max_runs else start + int(breaks[self.max_runs - 1]) + 1)
+
+    @contextmanager
+    def _stopping(self, rows: int) -> Iterator[None]:
+        """Inside the ``with`` block, a pass may be stopped behind the attention of each layer."""
+        handles = [layer.register_forward_hook(lambda *_: checkpoint(rows)) for layer in self._layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def metadata(
         self, positions: Tensor, runs: Sequence[tuple[int, int]], blocks: Sequence[int]

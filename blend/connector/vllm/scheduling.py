@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from blend.config import ConnectorConfig
 from blend.connector.client import KEY, BlendRequest, digest, parse, wants_strict
-from blend.connector.vllm.jobs import Job, Report
+from blend.connector.vllm.jobs import Job, Outcomes, Report
 from blend.errors import BlendError, InvalidInput
 from blend.model import source
 from blend.recompute import calibration, planner
@@ -38,15 +36,11 @@ class Scheduling:
         settings: the connector's own.
         refusal: why nothing can be blended in this engine, or an empty string.
         fails: whether vLLM fails a request whose blocks could not be loaded, which refusing one takes.
-
-    Attributes:
-        cache: vLLM's manager of the paged cache, once there is one.
     """
 
     def __init__(
         self, model: str, block_size: int, longest: int, settings: ConnectorConfig, refusal: str, fails: bool
     ) -> None:
-        self.cache: KVCacheManager | None = None
         self._fails = fails
         self._model = model
         self._block_size = block_size
@@ -55,17 +49,19 @@ class Scheduling:
         self._warned = False
         name = settings.model or model
         self._calibration = None if refusal else calibration.load(name, Path(source.resolve(name)))
-        self._live: dict[str, Request] = {}
         self._asked: dict[str, BlendRequest] = {}
-        self._refused: dict[str, int] = {}
-        self._refused_blocks: set[int] = set()
+        self._salts: dict[str, str] = {}
+        self._under_way: dict[str, str] = {}
+        self._refused: set[str] = set()
+        self._refusing: set[str] = set()
         self._jobs: dict[str, Job] = {}
         self._reports: dict[str, Report] = {}
 
     @property
     def open(self) -> int:
         """Things that are kept of requests which have not ended."""
-        return len(self._live) + len(self._asked) + len(self._refused) + len(self._jobs) + len(self._reports)
+        kept = self._asked, self._salts, self._under_way, self._refused, self._refusing, self._jobs, self._reports
+        return sum(len(things) for things in kept)
 
     def arrived(self, request: Request) -> None:
         """Take note of a request. One that cannot be blended is served at full prefill, or refused where it is strict.
@@ -73,7 +69,6 @@ class Scheduling:
         A connector cannot refuse a request in so many words. It claims one token of it and then reports that as not
         loaded, so that vLLM finishes the request with an error, as far as it is set to (``kv_load_failure_policy``).
         """
-        self._live[request.request_id] = request
         try:
             asked = self._read(request)
         except BlendError as error:
@@ -83,12 +78,13 @@ class Scheduling:
                 _log.warning("request %s is %s: %s", request.request_id, how, error)
             self._warned = self._warned or bool(self._refusal)
             if strict:
-                self._refused[request.request_id] = 0
+                self._refused.add(request.request_id)
                 _rehash(request, 0, f"refused:{request.request_id}", self._block_size)
             return
         if asked is not None:
             self._asked[request.request_id] = asked
-            _separate(request, asked, self._model, self._block_size)
+            self._salts[request.request_id] = salt = _salt(asked, self._model, request.cache_salt)
+            _rehash(request, _first_chunk(asked), salt, self._block_size)
 
     def _read(self, request: Request) -> BlendRequest | None:
         asked = parse(request.kv_transfer_params, request.prompt_token_ids or ())
@@ -112,60 +108,60 @@ class Scheduling:
     def matched(self, request: Request, computed: int) -> int | None:
         """Return how many tokens behind the ``computed`` ones will be filled in. At least one is left to vLLM.
 
-        ``None``, which has vLLM ask again in the next step, where a block of the prefix is still to be written by the
-        forward pass of this one: blending goes before that, and reads the prefix.
+        ``None``, which has vLLM ask again in the next step, while the same is being filled in for another request:
+        this one will find that one's blocks.
         """
         if request.request_id in self._refused:
-            self._refused[request.request_id] = computed
             return 1 if computed < request.num_tokens - 1 else 0
         asked = self._asked.get(request.request_id)
         if asked is None or _end(asked) <= computed:
             return 0
-        return None if self._unwritten(request, computed) else _end(asked) - computed
-
-    def _unwritten(self, request: Request, computed: int) -> bool:
-        if self.cache is None or computed == 0:
-            return False
-        pool, size = self.cache.block_pool, self._block_size
-        found = [pool.get_cached_block(value, [0]) for value in request.block_hashes[: computed // size]]
-        wanted = {blocks[0].block_id for blocks in found if blocks}
-        running = (r for r in self._live.values() if r.status == RequestStatus.RUNNING)
-        # vLLM lists a block as cached when it is allocated, and counts its tokens as computed when the step is planned.
-        return any(
-            not wanted.isdisjoint(self.cache.get_block_ids(other.request_id)[0][other.num_computed_tokens // size :])
-            for other in running
-        )
+        if self._under_way.get(self._salts[request.request_id], request.request_id) != request.request_id:
+            return None
+        return _end(asked) - computed
 
     def allocated(self, request: Request, blocks: tuple[int, ...], external: int) -> None:
         """Take note of the blocks that the tokens go to."""
         if request.request_id in self._refused and external > 0:
-            self._refused_blocks.add(blocks[self._refused[request.request_id] // self._block_size])
+            self._refusing.add(request.request_id)
         asked = self._asked.get(request.request_id)
         if asked is not None and external > 0:
             end = _end(asked)
             self._jobs[request.request_id] = Job(request.request_id, asked, blocks, end - external, end)
+            self._under_way[self._salts[request.request_id]] = request.request_id
 
     def take_jobs(self) -> tuple[Job, ...]:
         """Return the jobs of this step."""
         jobs, self._jobs = tuple(self._jobs.values()), {}
         return jobs
 
-    def take_refused(self) -> tuple[int, ...]:
-        """Return the blocks of requests that are refused in this step."""
-        blocks, self._refused_blocks = tuple(self._refused_blocks), set()
-        return blocks
+    def take_refused(self) -> frozenset[str]:
+        """Return the requests that are refused in this step."""
+        refused, self._refusing = frozenset(self._refusing), set()
+        return refused
 
-    def blended(self, reports: Mapping[str, Report]) -> None:
-        """Take note of what became of requests that were blended."""
-        self._reports.update((name, report) for name, report in reports.items() if name in self._asked)
+    def came_to(self, outcomes: Outcomes) -> None:
+        """Take note of what became of requests. One whose blocks were not filled is not blended again."""
+        self._reports.update((name, report) for name, report in outcomes.reports if name in self._asked)
+        for name in outcomes.ended:
+            self._done(name)
+        for name in outcomes.failed:
+            self._asked.pop(name, None)
+
+    def _done(self, name: str) -> None:
+        salt = self._salts.get(name, "")
+        if self._under_way.get(salt) == name:
+            del self._under_way[salt]
 
     def ended(self, request: Request) -> dict[str, Any] | None:
         """Forget a request, however it ended; returns what its output says of it."""
-        self._live.pop(request.request_id, None)
-        self._asked.pop(request.request_id, None)
-        self._refused.pop(request.request_id, None)
-        self._jobs.pop(request.request_id, None)
-        report = self._reports.pop(request.request_id, None)
+        name = request.request_id
+        self._done(name)
+        self._asked.pop(name, None)
+        self._salts.pop(name, None)
+        self._refused.discard(name)
+        self._jobs.pop(name, None)
+        report = self._reports.pop(name, None)
         return None if report is None else {KEY: report.as_dict()}
 
 
@@ -173,19 +169,17 @@ def _end(asked: BlendRequest) -> int:
     return min(asked.end, len(asked.prompt) - 1)
 
 
-def _separate(request: Request, asked: BlendRequest, model: str, block_size: int) -> None:
-    """Give the request's blocks hashes of their own, so that blended KV never serves another request.
-
-    vLLM finds blocks by a chain of hashes of tokens. From the first block on that holds a chunk's token, the chain goes
-    on from a digest of everything that the blended KV depends on; only the identical request meets it again. Blocks
-    before that one hold exact KV and keep their hashes: every request shares them.
-    """
-    first = next(start for start, _, segment in asked.prompt.spans() if isinstance(segment, Chunk))
-    _rehash(request, first, _salt(asked, model, request.cache_salt), block_size)
+def _first_chunk(asked: BlendRequest) -> int:
+    return next(start for start, _, segment in asked.prompt.spans() if isinstance(segment, Chunk))
 
 
 def _rehash(request: Request, first: int, salt: str, block_size: int) -> None:
-    """Have the chain of hashes go on from ``salt`` from the block of position ``first`` on."""
+    """Have the chain of hashes go on from ``salt`` from the block of position ``first`` on.
+
+    vLLM finds blocks by a chain of hashes of tokens. Where this digests everything that the blended KV depends on, only
+    the identical request meets it again, and it never serves another one. Blocks before hold exact KV and keep their
+    hashes: every request shares them.
+    """
     shared, hashes = first // block_size, request.block_hashes
     if len(hashes) > shared > 0:
         del hashes[shared:]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from time import perf_counter
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
@@ -14,25 +14,28 @@ from blend.chunks import ChunkCache
 from blend.config import ConnectorConfig
 from blend.connector.vllm.blending import Blender
 from blend.connector.vllm.decoder import EngineDecoder, skeleton_of
-from blend.connector.vllm.jobs import Job, Report
+from blend.connector.vllm.jobs import Job
 from blend.connector.vllm.pages import Pages
 from blend.connector.vllm.plugin import root_of
+from blend.connector.vllm.queue import Queue
 from blend.connector.vllm.selftest import check_layout
-from blend.errors import BlendError, ModelUnsupported
+from blend.errors import ModelUnsupported
 from blend.model import source
-from blend.model.decoder import FAULTS
 from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Tokenizer
-from blend.recompute import assemble, calibration
+from blend.recompute import assemble, calibration, passes
 from blend.recompute.planner import PrefillSpeed
 from blend.store import LAYOUT_VERSION, TieredStore, open_store
-from blend.types import Chunk
 
-_log = logging.getLogger(__name__)
+_IDLE_SECONDS = 0.2
+"""Of work in a step in which nobody else is under way. Who comes meanwhile waits for its end."""
 
 
 class Worker:
-    """Blends requests before a step's forward pass, and encodes missing chunks in idle steps.
+    """Blends requests behind the forward passes of vLLM's steps, in the share of time that they have for it.
+
+    Attributes:
+        queue: what is under way.
 
     Args:
         config: vLLM's configuration.
@@ -45,7 +48,6 @@ class Worker:
     """
 
     def __init__(self, config: VllmConfig, cache: KVCacheConfig, settings: ConnectorConfig) -> None:
-        self._settings = settings
         (group,) = cache.kv_cache_groups
         attention = get_layers_from_vllm_config(config, Attention, group.layer_names)
         model = root_of(next(iter(attention.values())))
@@ -80,63 +82,35 @@ class Worker:
                 decoder, sink, self.store, self.fingerprint, secret, PrefillSpeed(decoder), pages.max_rows
             )
             loaded = calibration.load(settings.model or config.model_config.model, directory)
-            self._blender = Blender(decoder, pages, self.chunks, loaded)
+            self.queue = Queue(Blender(decoder, pages, self.chunks, loaded), self.chunks, settings.capture_queue)
             undo.pop_all()
-        self._missed: dict[tuple[Chunk, str], None] = {}
-        self._failed: set[int] = set()
-        self._reports: dict[str, Report] = {}
+        self._device = decoder.device
+        self._share = settings.step_share
+        self._began = perf_counter()
 
-    def blend(self, jobs: Sequence[Job]) -> None:
-        """Fill the blocks of these requests, at full prefill where blending fails; what fails even so is reported."""
-        for job in jobs:
-            try:
-                report, missed = self._blender.run(job)
-            except (BlendError, *FAULTS) as error:
-                _log.warning("request %s runs at full prefill, for blending failed", job.request_id, exc_info=error)
-                self._compute(job)
-                continue
-            self._reports[job.request_id] = report
-            for chunk in missed:
-                if self._settings.capture_tokens and len(self._missed) < self._settings.capture_queue:
-                    self._missed[chunk, job.request.tenant] = None
+    def begin(self) -> None:
+        """Take note of the beginning of a step, before its forward pass."""
+        self._began = perf_counter()
 
-    def _compute(self, job: Job) -> None:
-        try:
-            self._blender.compute(job)
-        except FAULTS as error:
-            _log.warning("the blocks of request %s could not be filled", job.request_id, exc_info=error)
-            self.fail(self._blender.blocks_of(job))
+    def step(self, jobs: Sequence[Job], refused: Collection[str], idle: bool) -> None:
+        """Do a step's share of the work, behind its forward pass.
 
-    def fail(self, blocks: Iterable[int]) -> None:
-        """Report blocks as not loaded."""
-        self._failed.update(blocks)
-
-    def capture(self) -> int:
-        """Encode missing chunks until an idle step's tokens are used up; returns how many chunks were encoded."""
-        left, encoded = self._settings.capture_tokens, 0
-        for chunk, tenant in tuple(self._missed):
-            if left <= 0:
-                break
-            left -= len(chunk)
-            del self._missed[chunk, tenant]
-            try:
-                encoded += self.chunks.encode(chunk, tenant)[1]
-            except (BlendError, *FAULTS) as error:
-                _log.warning("a missing chunk of %d tokens could not be encoded: %s", len(chunk), error)
-        return encoded
-
-    def take_failed(self) -> set[int]:
-        """Return the blocks that could not be filled since the last call."""
-        failed, self._failed = self._failed, set()
-        return failed
-
-    def take_reports(self) -> dict[str, Report]:
-        """Return the reports of the requests that were blended since the last call, by vLLM's ids."""
-        reports, self._reports = self._reports, {}
-        return reports
+        Args:
+            jobs: requests that are new.
+            refused: requests that are to fail.
+            idle: whether there was no forward pass, nobody else being under way.
+        """
+        self.queue.add(jobs)
+        self.queue.refuse(refused)
+        if idle:
+            self.queue.run(_IDLE_SECONDS, idle)
+        elif self.queue.open:
+            passes.synchronize(self._device)
+            self.queue.run(self._share * (perf_counter() - self._began), idle)
 
     def close(self) -> None:
-        """Close the store. Safe to call again."""
+        """Give up what is under way and close the store. Safe to call again."""
+        self.queue.close()
         self.chunks.close()
         self.store.close()
 
