@@ -150,3 +150,15 @@ def agree(found: Sequence[Output], wanted: Sequence[Output], most: float = 1e-3)
             if ours.token_ids[step] != theirs.token_ids[step]:
                 assert float(best[0] - best[1]) <= 2e-3
                 break
+
+
+def remove_everything(_: Any) -> int:
+    """In the worker: remove all objects; returns the bytes of the host tier that something still holds."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    worker: Any = get_kv_transfer_group().worker
+    for tier in worker.store.tiers:
+        for key in list(tier.keys()):
+            worker.store.remove(key)
+    host: int = next(tier.stats().used_bytes for tier in worker.store.tiers if tier.in_memory)
+    return host

@@ -13,7 +13,7 @@ import torch
 
 from blend import Chunk, Engine, EngineConfig, Plan, Prompt, StoreConfig, Text
 from blend.connector.client import build_prompt
-from tests.connector.conftest import Ask, Output, Vllm, agree, kl, store_settings, vllm
+from tests.connector.conftest import Ask, Output, Vllm, agree, kl, remove_everything, store_settings, vllm
 from tests.tiny import chunks_of
 
 pytestmark = pytest.mark.slow
@@ -239,18 +239,7 @@ def test_a_wrong_request_is_served_at_full_prefill_or_refused(
 def test_nothing_is_held_when_requests_have_ended(served: Vllm, prompt: Prompt) -> None:
     """Objects that are removed give their bytes back only when no lease, nor any view of one, is left."""
     served.ask(*[Ask(prompt, Plan(method)) for method in METHODS])
-    assert served.inside(_remove_everything) == 0
-
-
-def _remove_everything(_: Any) -> int:
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    worker: Any = get_kv_transfer_group().worker
-    for tier in worker.store.tiers:
-        for key in list(tier.keys()):
-            worker.store.remove(key)
-    host: int = next(tier.stats().used_bytes for tier in worker.store.tiers if tier.in_memory)
-    return host
+    assert served.inside(remove_everything) == 0
 
 
 def _until(holds: Any, seconds: float = 30.0) -> None:

@@ -37,12 +37,14 @@ _log = logging.getLogger(__name__)
 class Step(KVConnectorMetadata):
     """What the scheduler tells the worker for one step.
 
-    Requests to blend, requests that are refused, and whether there is nothing else to do.
+    Requests to blend, requests that are refused, whether there is nothing else to do, and whether what is stored of
+    the model is to be forgotten.
     """
 
     jobs: tuple[Job, ...] = ()
     refused: frozenset[str] = frozenset()
     idle: bool = False
+    reset: bool = False
 
 
 @dataclass
@@ -81,6 +83,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._refusal = refusal(vllm_config, kv_cache_config)
         self._outcomes = Outcomes()
         self._busy = False
+        self._resetting = False
         self.worker: Worker | None = None
         self.scheduling: Scheduling | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -119,7 +122,13 @@ class BlendConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Return what the worker is to do in this step."""
         half, idle = self.scheduling, scheduler_output.total_num_scheduled_tokens == 0
-        return Step() if half is None else Step(half.take_jobs(), half.take_refused(), idle)
+        reset, self._resetting = self._resetting, False
+        return Step() if half is None else Step(half.take_jobs(), half.take_refused(), idle, reset)
+
+    def reset_cache(self) -> bool:
+        """Have every chunk of this model removed from every tier, as after a change of its weights."""
+        self._resetting = True
+        return True
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Forget a request, whose blocks may go at once; its report goes out with its last token."""
@@ -134,7 +143,7 @@ class BlendConnector(KVConnectorBase_V1):
 
     def has_pending_push_work(self) -> bool:
         """Whether steps are wanted although no request is under way: missing chunks are encoded in such."""
-        return self._busy
+        return self._busy or self._resetting
 
     # ---------------------------------------------------------------- worker
 
@@ -158,6 +167,8 @@ class BlendConnector(KVConnectorBase_V1):
             return
         step = self._get_connector_metadata()
         assert isinstance(step, Step)
+        if step.reset:
+            self.worker.forget()
         self.worker.step(step.jobs, step.refused, step.idle)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from time import perf_counter
@@ -12,6 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from blend.chunks import ChunkCache
 from blend.config import ConnectorConfig
+from blend.connector.client import DEFAULT_TENANT
 from blend.connector.vllm.blending import Blender
 from blend.connector.vllm.decoder import EngineDecoder, skeleton_of
 from blend.connector.vllm.jobs import Job
@@ -19,13 +21,16 @@ from blend.connector.vllm.pages import Pages
 from blend.connector.vllm.plugin import root_of
 from blend.connector.vllm.queue import Queue
 from blend.connector.vllm.selftest import check_layout
-from blend.errors import ModelUnsupported
+from blend.errors import ModelUnsupported, StoreError
 from blend.model import source
 from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Tokenizer
 from blend.recompute import assemble, calibration, passes
 from blend.recompute.planner import PrefillSpeed
 from blend.store import LAYOUT_VERSION, TieredStore, open_store
+from blend.store.key import model_of
+
+_log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.2
 """Of work in a step in which nobody else is under way. Who comes meanwhile waits for its end."""
@@ -107,6 +112,17 @@ class Worker:
         elif self.queue.open:
             passes.synchronize(self._device)
             self.queue.run(self._share * (perf_counter() - self._began), idle)
+
+    def forget(self) -> None:
+        """Remove every chunk of this model from every tier, whoever's it is."""
+        model = model_of(self.chunks.namespace(DEFAULT_TENANT).tag)
+        try:
+            for usage in self.store.namespaces():
+                if model_of(usage.tag) == model:
+                    self.chunks.disown(usage.tag)
+                    self.store.drop(usage.tag)
+        except StoreError as error:
+            _log.warning("some of the model's chunks could not be removed: %s", error)
 
     def close(self) -> None:
         """Give up what is under way and close the store. Safe to call again."""
