@@ -109,8 +109,8 @@ def status(found: Sequence[Verdict]) -> int:
 
 def ttft_table(title: str, methods: Mapping[str, Mapping[str, float]]) -> Table:
     """One line a method, from the figures of each."""
-    columns = ("method", "full s", "blend s", "speed-up", "charged", "load ms", "select ms", "recompute ms")
-    made = _table(title, *columns)
+    parts = (part.replace("_", " ") for part in PARTS)
+    made = _table(title, "method", "full s", "blend s", "speed-up", "charged", *parts)
     for method, found in methods.items():
         made.add_row(method, *(f"{value:g}" for value in found.values()))
     return made

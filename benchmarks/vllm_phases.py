@@ -30,7 +30,8 @@ ENDLESS = 1 << 20
 STEPS = 24
 """Decode steps that are timed for the bound."""
 
-PARTS = ("load_ms", "select_ms", "recompute_ms")
+PARTS = ("waited_ms", "load_ms", "select_ms", "recompute_ms", "paused_ms")
+"""Milliseconds of a report: until the request's turn came, of its work, and while the engine's own steps went on."""
 
 
 @dataclass(frozen=True)

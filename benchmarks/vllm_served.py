@@ -126,9 +126,10 @@ class Served:
         self.settle()
 
     def settle(self) -> None:
-        """Let the engine clear up after requests that have ended: missing chunks are encoded in such idle steps."""
+        """Let the engine clear up after requests that have ended; missing chunks are encoded in such idle steps."""
         assert not self._running
-        for _ in range(4):
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        while scheduler.has_requests():
             self.engine.step()
 
     def fill(self, mix: Mix) -> None:

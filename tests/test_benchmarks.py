@@ -19,8 +19,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blend import Engine, Plan
+from blend import Chunk, Engine, Plan
 from tests import tiny
+from tests.connector.conftest import require_vllm
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "benchmarks" / "ttft.py"
@@ -31,6 +32,9 @@ with pytest.MonkeyPatch.context() as _patching:
     growth, spans, workload = (importlib.import_module(name) for name in ("growth", "spans", "workload"))
     ttft, ttft_plot, ttft_profile, ttft_targets = (
         importlib.import_module(name) for name in ("ttft", "ttft_plot", "ttft_profile", "ttft_targets")
+    )
+    vllm_bound, vllm_figures, vllm_load, vllm_phases, vllm_served, vllm_ttft = (
+        importlib.import_module(f"vllm_{name}") for name in ("bound", "figures", "load", "phases", "served", "ttft")
     )
 
 
@@ -440,3 +444,199 @@ def test_a_mode_ends_with_its_figures_and_with_what_was_missed(mode: str, data: 
         assert len(result["cells"]) == 6 and (tmp_path / "ttft_sweep.png").read_bytes().startswith(PNG)
     if mode == "profile":
         assert set(result["ms"]) == {"host", "disk", "full"} and (tmp_path / "trace.json").is_file()
+
+
+# -------------------------------------------------------------------- vLLM
+
+
+def _mix(tokens: int, stored: float = 0.98, passage: int = 500) -> Any:
+    return vllm_load.Mix(lambda text: [ord(letter) for letter in text], tokens, stored, passage)
+
+
+@pytest.mark.parametrize("tokens", [4000, 1001, 300])
+@pytest.mark.parametrize("stored", [0.98, 0.9])
+def test_requests_to_vllm_have_their_length_and_their_share_of_stored_tokens(tokens: int, stored: float) -> None:
+    mix = _mix(tokens, stored)
+    requests = [mix.request(number) for number in range(6)]
+    assert len({request.prompt.token_ids for request in requests}) == 6
+    assert [r.prompt for r in requests] == [mix.request(number).prompt for number in range(6)]
+    pool, unstored = set(mix.pool), []
+    assert len(pool) == len(mix.pool)
+    for request in requests:
+        header, *chunks, question = request.prompt.segments
+        assert len(request.prompt) == tokens
+        assert all(isinstance(chunk, Chunk) for chunk in chunks) and len(question) > len(header) > 0
+        assert sum(len(chunk) for chunk in chunks if chunk in pool) == request.stored
+        assert request.stored == pytest.approx(stored * tokens, abs=len(chunks))
+        assert len(header) + len(question) == pytest.approx(0.02 * tokens, abs=len(chunks))
+        unstored += [chunk for chunk in chunks if chunk not in pool]
+    assert len(set(unstored)) == len(unstored) == (0 if stored == 0.98 else 6)
+    named = {segment for prompt in mix.filling() for segment in prompt.segments if isinstance(segment, Chunk)}
+    assert named == pool
+
+
+def test_lengths_without_room_for_a_question_are_refused() -> None:
+    with pytest.raises(SystemExit, match="no room for header and question"):
+        _mix(60)
+
+
+def test_full_prefills_rate_is_what_its_times_are_made_of() -> None:
+    wanted = vllm_bound.Rate(row=1e-3, key=2e-7)
+    rate = vllm_bound.rate_of({n: [wanted.seconds(range(n))] for n in (1000, 2000, 4000)})
+    assert (rate.row, rate.key) == (pytest.approx(1e-3), pytest.approx(2e-7))
+    assert rate.seconds([3999]) - rate.seconds([0]) == pytest.approx(3999 * 2e-7)
+
+
+def _report(**changes: Any) -> dict[str, Any]:
+    """A report of 100 tokens: 10 of header and 10 of question around 80 that are stored."""
+    chunks = [{"tokens": 40, "outcome": "hit", "tier": "host"}] * 2
+    made = dict(method="query", computed=0, filled=90, cached=80, selected=8, charged_ratio=0.1, chunks=chunks)
+    return {**made, "recomputed_positions": [*range(10), *range(20, 28)], **changes}
+
+
+def test_a_requests_bound_is_its_rows_at_full_prefills_rate() -> None:
+    rate = vllm_bound.Rate(row=1.0, key=0.01)
+    rows = rate.seconds([*range(10), *range(20, 28), *range(90, 100)])
+    assert vllm_bound.blended_seconds(_report(), 100, rate) == pytest.approx(rows)
+    probed = vllm_bound.blended_seconds(_report(charged_ratio=0.2), 100, rate)
+    assert probed == pytest.approx(rows + 8 * rate.seconds([99]))
+    everything = _report(recomputed_positions=[*range(90)], selected=80, charged_ratio=1.0)
+    assert vllm_bound.blended_seconds(everything, 100, rate) == pytest.approx(rate.seconds(range(100)))
+    assert vllm_bound.decode_seconds(vllm_bound.Load(32, 8, 8), 0.5) == 14.0
+
+
+def _answer(**changes: Any) -> Any:
+    return vllm_served.Answer(**{"request_id": "1", "tokens": 100, "arrived": 0.0, "done": True, **changes})
+
+
+@pytest.mark.parametrize(
+    ("report", "complaint"),
+    [
+        (None, "not blended at all"),
+        (_report(method="full"), "'method': 'full'"),
+        (_report(computed=16), "'computed': 16"),
+        (_report(cached=40), "'cached': 40"),
+        (_report(chunks=[{"tokens": 80, "outcome": "hit", "tier": "disk"}]), "with 0 tokens of the host tier"),
+    ],
+)
+def test_blended_answers_that_measure_something_else_stop_the_benchmark(report: Any, complaint: str) -> None:
+    request = vllm_load.Request(tiny.prompt(), 80)
+    assert vllm_served.check_blended(_answer(report=_report()), request, "query")
+    with pytest.raises(SystemExit, match=complaint):
+        vllm_served.check_blended(_answer(report=report), request, "query")
+
+
+def test_full_prefills_that_were_spared_tokens_stop_the_benchmark() -> None:
+    vllm_served.check_full(_answer())
+    for spared in ({"cached": 16}, {"report": _report()}):
+        with pytest.raises(SystemExit, match="measures something else"):
+            vllm_served.check_full(_answer(**spared))
+
+
+class _Stepped:
+    """Serves one token of each request in every step."""
+
+    def __init__(self) -> None:
+        self.running: list[Any] = []
+        self.most = self.settled = 0
+
+    def add(self, prompt: Any, plan: Any, tokens: int) -> Any:
+        self.running.append(_answer(tokens=tokens, done=False))
+        self.most = max(self.most, len(self.running))
+        return self.running[-1]
+
+    def step(self) -> None:
+        for answer in self.running:
+            answer.stamps.append(0.0)
+            answer.done = len(answer.stamps) == answer.tokens
+        self.running = [answer for answer in self.running if not answer.done]
+
+    def settle(self) -> None:
+        self.settled += 1
+
+
+def test_a_load_keeps_as_many_requests_under_way_as_it_should() -> None:
+    served, mix = _Stepped(), _mix(300)
+    asked = [mix.request(number) for number in range(7)]
+    seconds, answers = vllm_phases._closed_loop(served, asked, None, vllm_bound.Load(7, 3, 4))
+    assert seconds >= 0 and served.most == 3 and served.settled == 1
+    assert [len(answer.stamps) for answer in answers] == [4] * 7
+
+
+def test_latencies_are_held_against_those_without_arrivals() -> None:
+    gaps = {"alone": [0.01] * 99 + [0.02], "blend": [0.01] * 50 + [0.03] * 50, "full": [1.0] * 100}
+    found = vllm_figures.of_itl({kind: vllm_phases.Latencies(gaps=of, ttfts=[2.0]) for kind, of in gaps.items()})
+    assert (found["alone"]["p50_ms"], found["full"]["p99_ms"], found["full"]["ttft_s"]) == (10.0, 1000.0, 2.0)
+    assert 2.9 < found["itl_p99_ratio"] < 3.0 and 98 < found["itl_full_p99_ratio"] < 100
+
+
+def _measured(**changes: Any) -> dict[str, Any]:
+    """Figures of vLLM that meet every target."""
+    met = dict(method="query", ratio=0.15, tokens=4000, speedup=3.1, itl_p99_ratio=1.9, throughput_ratio=2.1)
+    return {**met, "of_bound": 0.61, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed", "status"),
+    [
+        ({}, set(), 0),
+        ({"speedup": 2.99}, {"speed-up"}, 65),
+        ({"itl_p99_ratio": 2.1, "of_bound": 0.59}, {"latency", "of bound"}, 74),
+        ({"throughput_ratio": 1.9, "speedup": None}, {"throughput"}, 68),
+        ({"speedup": 1.0, "tokens": 1000}, set(), 0),
+        ({"speedup": 1.0, "ratio": 0.3}, set(), 0),
+        ({"speedup": 1.0, "method": "head"}, set(), 0),
+    ],
+)
+def test_vllms_status_tells_what_was_missed(changes: dict[str, Any], missed: set[str], status: int) -> None:
+    verdicts = vllm_figures.verdicts(_measured(**changes))
+    assert {verdict.target for verdict in verdicts if not verdict.met} == missed
+    assert vllm_figures.status(verdicts) == status
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--methods", "query,guess"], "--methods guess: some of query"),
+        (["--ratio", "0"], "above 0, at most 1"),
+        (["--ratio", "nan"], "above 0, at most 1"),
+        (["--rounds", "0"], "--rounds is 1 or more"),
+        (["--itl-rounds", "0"], "--itl-rounds is 1 or more"),
+        (["--new-tokens", "1"], "--new-tokens is 2 or more"),
+        (["--only", "all"], "invalid choice"),
+    ],
+)
+def test_flags_of_vllms_benchmark_that_make_no_sense_are_refused(
+    flags: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["vllm_ttft.py", *flags])
+    with pytest.raises(SystemExit) as stopped:
+        vllm_ttft.arguments()
+    assert stopped.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_vllms_benchmark_ends_with_its_figures(tmp_path: Path) -> None:
+    require_vllm()
+    sizes = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=32)  # head sizes that vLLM has
+    model = tiny.save_model(tmp_path / "model", **sizes)
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    flags = "--dtype float32 --eager --tokens 300 --passage 60 --methods query,head --rounds 2 --itl-rounds 1"
+    flags += " --arrivals 2 --quiet 8 --requests 4 --concurrency 2 --new-tokens 3"
+    ran = subprocess.run(
+        [sys.executable, SCRIPT.with_name("vllm_ttft.py"), "--model", model, *flags.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert (result["benchmark"], result["tokens"], result["targets"]) == ("vllm-ttft", 300, {})
+    for name in ("full_s", "blend_s", "speedup", "itl_p99_ratio", "throughput_ratio", "of_bound"):
+        assert result[name] > 0
+    assert set(result["ttft"]) == {"query", "head"}
+    assert 0.15 < result["charged_ratio"] < 0.25
+    assert result["ttft"]["head"]["charged_ratio"] == pytest.approx(0.15, abs=0.01)
