@@ -65,7 +65,7 @@ class Mix:
         if self._missed:
             passages.insert(self._count // 2, self._passage(f"own {number}", self._missed))
         header = self._text("header", "Answer the question from the passages. ", self._header)
-        asked = f"\n\nQuestion {number}: " + _sentences(f"question {number}", self._question)
+        asked = f"\n{number}. Question: " + _sentences(f"question {number}", self._question)
         return Request(Prompt([header, *passages, self._text(f"question {number}", asked, self._question)]), stored)
 
     def stream(self, number: int, tokens: int) -> Prompt:
