@@ -41,6 +41,9 @@ class _Write:
 class ChunkCache:
     """Encodes chunks behind the sink and keeps them in the store, under keys that name everything they depend on.
 
+    Where the decoder is one of several shards, each keeps its own heads' KV, under a fingerprint of its own, and all of
+    them call :meth:`encode` and settle what :meth:`find` returns in the same order.
+
     Args:
         decoder: the model.
         sink: token ids that every chunk is encoded behind.
@@ -95,7 +98,7 @@ class ChunkCache:
         """Compute a chunk's KV behind the sink (and behind related chunks) and give it to the store.
 
         Returns the three events of the write, and whether anything was computed: not when that variant is stored
-        already (``None``) or on its way there. To be called by one thread at a time.
+        already (``None``) or on its way there, on every shard. To be called by one thread at a time.
 
         Raises:
             PromptTooLong: the sink, the related chunks and the chunk exceed the model's context.
@@ -104,13 +107,15 @@ class ChunkCache:
         neighbours = tuple(self.key(other, tenant) for other in behind)
         object_key = ObjectKey(key, conditioned_variant(neighbours) if neighbours else "plain")
         self._writes = {k: write for k, write in self._writes.items() if not write.events.durable.done()}
-        if object_key in self._writes:
-            return self._writes[object_key].events, False
-        if self.store.contains(object_key):
-            return None, False
+        under_way = self._writes.get(object_key)
+        held = under_way is not None or self.store.contains(object_key)
+        if all(self.decoder.shards.everywhere([held])):
+            return None if under_way is None else under_way.events, False
         before = self.sink + tuple(t for other in behind for t in other.token_ids)
         self._check(chunk, len(before))
         payload = self._compute(before, chunk)
+        if held:  # computed for a shard that had not got it
+            return None if under_way is None else under_way.events, True
         header = Header(
             namespace=self.namespace(tenant).digest,
             key=object_key,
@@ -171,6 +176,7 @@ class ChunkCache:
             self.decoder.dtype,
             self.decoder.kernels,
             self._helper,
+            self.decoder.shards,
             last=len(ids) - 1,
             begun=begin,
         )

@@ -14,6 +14,7 @@ import torch
 
 from blend.errors import ResourceExhausted, StoreError
 from blend.helper import Helper
+from blend.model.shards import Shards
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.dispatch import Kernels
@@ -29,6 +30,8 @@ with warnings.catch_warnings():
 _LAYER_SECONDS = 2.0
 """Longest wait for one layer once work has begun, for others wait then too. They come a few megabytes of an object at a
 time, so that what takes longer is not slow but has stopped."""
+
+_ELSEWHERE = "another shard has not got it"
 
 Lost = Mapping[ObjectKey, str]
 """Objects that were lost while a request was computed from them, and why: absent when it is planned again."""
@@ -135,6 +138,7 @@ class Filling:
         dtype: of the model's KV.
         kernels: what chunks are placed with.
         helper: a thread that takes part in it.
+        shards: those who share the model's heads. A chunk is there if it is there for all of them.
         last: position of the prompt's last token, which is never taken from the store, for its logits are wanted.
         begun: when looking up began, a reading of :func:`time.perf_counter`.
     """
@@ -148,6 +152,7 @@ class Filling:
         dtype: torch.dtype,
         kernels: Kernels,
         helper: Helper,
+        shards: Shards,
         last: int,
         begun: float,
     ) -> None:
@@ -160,6 +165,7 @@ class Filling:
         self._dtype = dtype
         self._kernels = kernels
         self._helper = helper
+        self._shards = shards
         self._last = last
         self._patient = store.policy.prefetch != "best_effort"
         tokens = sum(place.end - place.start for place in places if place.wanted is not None)
@@ -198,8 +204,11 @@ class Filling:
         """Return what there is: which chunks the canvas will hold and which have to be computed. Waits for nothing."""
         self._loads.begin()  # what has failed since, or does not count if it is late, is dropped
         loaded, seen = self._loaded, set[ObjectKey]()
-        for place in self._places:
-            report = self._report(place)
+        found = [self._report(place) for place in self._places]
+        everywhere = self._shards.everywhere([report.outcome == "hit" for report in found])
+        for place, report, held in zip(self._places, found, everywhere, strict=True):
+            if report.outcome == "hit" and not held:
+                report = ChunkReport(place.key, place.start, len(place.chunk), "miss", reason=_ELSEWHERE)
             repeated = place.wanted in seen
             loaded.reports.append(replace(report, nbytes=0) if repeated else report)
             if report.outcome != "hit":

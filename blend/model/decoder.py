@@ -28,6 +28,7 @@ from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 from blend.errors import InvalidInput, ModelError, ModelUnsupported
 from blend.model.rotary import PROBE_TOKENS, find_rotations
 from blend.model.rows import LayerAttention, Observer, Rows, StopForward
+from blend.model.shards import Shards
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.dispatch import Choice, Kernels, kernels_for
@@ -71,7 +72,8 @@ class Decoder:
     Attributes:
         model: the transformers model.
         name: what errors call it.
-        layers, heads, kv_heads, head_dim: L, H, KVH and D.
+        layers, heads, kv_heads, head_dim: L, H, KVH and D; the heads are those of this shard.
+        shards: those who share the model's heads; natively this decoder alone.
         vocab_size, max_positions: tokens, and positions of the model's context.
         dtype, device: of weights and canvases.
         kernels: what passes and selectors compute with.
@@ -82,6 +84,8 @@ class Decoder:
         InvalidInput: kernels that do not run here.
         ModelUnsupported: attention or positions of a kind that rows cannot express.
     """
+
+    shards: Shards = Shards()
 
     def __init__(self, model: PreTrainedModel, kernels: Choice = "auto") -> None:
         config: Any = model.config.get_text_config(decoder=True)

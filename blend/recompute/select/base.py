@@ -76,7 +76,10 @@ class Selector(ABC):
 
     @abstractmethod
     def scores(self, blend: Blend) -> torch.Tensor:
-        """Return ``[N]`` float32: the higher, the sooner a token is selected. Only candidates are looked at."""
+        """Return ``[N]`` float32: the higher, the sooner a token is selected. Only candidates are looked at.
+
+        They are of all heads: where shards hold a part of these each, scores are totals over them, and all choose alike.
+        """
 
     def select(self, blend: Blend, budget: Budget) -> Selection:
         """Return the best candidates that the budget allows; among equal scores the earlier position wins.

@@ -57,4 +57,4 @@ class Deviation(Selector):
         watch = _Watch(self._layer(blend), blend.decoder.kernels.deviation)
         positions = torch.arange(len(blend.token_ids), device=blend.token_ids.device)
         run(blend.decoder, blend.canvas, blend.token_ids, positions, blend.max_rows, observer=watch)
-        return torch.cat(watch.found)
+        return blend.decoder.shards.total(torch.cat(watch.found))

@@ -84,4 +84,4 @@ class Query(Selector):
             visible=visible,
             observer=watch,
         )
-        return watch.total[: len(blend.token_ids)]
+        return blend.decoder.shards.total(watch.total[: len(blend.token_ids)])
