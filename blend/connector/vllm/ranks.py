@@ -21,7 +21,8 @@ class Ranks(Shards):
 
     def total(self, scores: Tensor) -> Tensor:
         """Return the sum over ranks. It is added up here, in the order of ranks, so that no bit depends on the rank."""
-        return self._group.all_gather(scores[None], dim=0).sum(0)
+        parts: Tensor = self._group.all_gather(scores[None], dim=0)
+        return parts.sum(0)
 
     def everywhere(self, flags: Sequence[bool]) -> list[bool]:
         """Return for each flag whether it is set on all ranks."""

@@ -22,7 +22,6 @@ def refusal(config: VllmConfig, cache: KVCacheConfig | None) -> str:
     version = ".".join(VLLM.split("+")[0].split(".")[:2])
     reasons: list[tuple[bool, str]] = [
         (version not in TRIED, f"vLLM {VLLM}; the connector is made for {', '.join(TRIED)}"),
-        (parallel.tensor_parallel_size > 1, "tensor parallelism"),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism"),
         (parallel.data_parallel_size > 1, "data parallelism"),
         (getattr(parallel, "decode_context_parallel_size", 1) > 1, "context parallelism"),

@@ -78,6 +78,8 @@ class Worker:
             sink=sink,
             layout_version=LAYOUT_VERSION,
             rope=getattr(text, "rope_parameters", None) or {},
+            tp_rank=decoder.shards.rank,
+            tp_size=decoder.shards.size,
         )
         with ExitStack() as undo:
             self.store: TieredStore
