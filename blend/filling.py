@@ -258,7 +258,7 @@ class Filling:
 
         def fill(layer: int) -> None:
             begin = perf_counter()
-            kv = [source.layer(layer) for source in sources]
+            kv = self._layer(layer, sources)
             fetched = perf_counter()
             assembly.put(layer, kv)
             following = layer + 1
@@ -268,6 +268,20 @@ class Filling:
             loaded.rotate_ms += (perf_counter() - fetched) * 1e3
 
         canvas.fill_by(fill)
+
+    def _layer(self, layer: int, sources: Sequence[_Source]) -> list[torch.Tensor]:
+        """Return a layer of each object; raises :class:`ChunkLost`, on all shards for the same chunk."""
+        kv: list[torch.Tensor] = []
+        fault = None
+        try:
+            kv = [source.layer(layer) for source in sources]
+        except ChunkLost as error:
+            fault = error
+        there = self._shards.everywhere([fault is None or fault.wanted != source.wanted for source in sources])
+        if not all(there):
+            lost = sources[there.index(False)].wanted
+            raise ChunkLost(lost, fault.reason if fault is not None and fault.wanted == lost else _ELSEWHERE)
+        return kv
 
     def close(self) -> None:
         """Let go of everything; what has not been read by now is not read any more. Safe to call again.

@@ -39,21 +39,17 @@ def served(model: Path, native: Engine) -> Iterator[Vllm]:
 
 @contextmanager
 def two_ranks(model: Path, directory: Path) -> Iterator[Vllm]:
-    changes = dict(
-        tensor_parallel_size=RANKS, max_model_len=1024, max_num_batched_tokens=256, skip_tokenizer_init=True
-    )
+    changes: dict[str, Any] = dict(max_model_len=1024, max_num_batched_tokens=256, skip_tokenizer_init=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else each rank wants a NUMA node of its own
-        with vllm(model, store_settings(directory), **changes) as made:
+        with vllm(model, store_settings(directory), tensor_parallel_size=RANKS, **changes) as made:
             yield made
 
 
 def prompt_of(seed: int) -> Prompt:
     """480 tokens."""
-    parts = [Text((1, *tiny.random_ids(9, seed)))]
-    parts += [Chunk(tiny.random_ids(100 + 20 * n, seed + n + 1)) for n in range(3)]  # type: ignore[list-item]
-    parts += [Chunk(tiny.random_ids(90, seed + 7)), Text(tiny.random_ids(20, seed + 9))]  # type: ignore[list-item]
-    return Prompt(parts)
+    chunks = [Chunk(tiny.random_ids(count, seed + count)) for count in (100, 120, 140, 90)]
+    return Prompt([Text((1, *tiny.random_ids(9, seed))), *chunks, Text(tiny.random_ids(20, seed + 1))])
 
 
 def stored(seed: int, served: Vllm, native: Engine) -> Prompt:
@@ -66,7 +62,7 @@ def stored(seed: int, served: Vllm, native: Engine) -> Prompt:
 
 def everybody(served: Vllm, function: Callable[[Any], Any]) -> list[Any]:
     """Return what ``function`` returns of each rank's half of the connector, in whose process it is called."""
-    return served.llm.collective_rpc(partial(_with_half, function=function))
+    return list(served.llm.collective_rpc(partial(_with_half, function=function)))
 
 
 def _with_half(worker: Any, function: Callable[[Any], Any]) -> Any:
@@ -80,8 +76,7 @@ def _encode(half: Any, chunks: list[Chunk]) -> int:
 
 
 def _forget(half: Any, chunk: Chunk, ranks: tuple[int, ...]) -> None:
-    shards = half.chunks.decoder.shards
-    if shards.rank in ranks:
+    if half.chunks.decoder.shards.rank in ranks:
         half.chunks.forget([half.chunks.key(chunk, TENANT)])
 
 

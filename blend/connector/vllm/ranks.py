@@ -32,11 +32,11 @@ class Ranks(Shards):
         distributed.all_reduce(found, distributed.ReduceOp.MIN, group=self._group.cpu_group)
         return [bool(flag) for flag in found.tolist()]
 
-    def first(self, flag: bool) -> bool:
-        """Return the flag of rank 0."""
-        found = torch.tensor([flag], dtype=torch.int32, device="cpu")
+    def first(self, value: int) -> int:
+        """Return the value of rank 0."""
+        found = torch.tensor([value], dtype=torch.int64, device="cpu")
         distributed.broadcast(found, self._group.first_rank, group=self._group.cpu_group)
-        return bool(found.item())
+        return int(found.item())
 
 
 def shards() -> Shards:

@@ -78,7 +78,7 @@ class Selector(ABC):
     def scores(self, blend: Blend) -> torch.Tensor:
         """Return ``[N]`` float32: the higher, the sooner a token is selected. Only candidates are looked at.
 
-        They are of all heads: where shards hold a part of these each, scores are totals over them, and all choose alike.
+        They are over all heads: where shards share these, scores are totals over the shards, which then choose alike.
         """
 
     def select(self, blend: Blend, budget: Budget) -> Selection:

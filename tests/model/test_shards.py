@@ -1,0 +1,137 @@
+"""What shards of one model agree on, seen by one whose others are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from blend import Engine, Plan, Prompt, filling
+from blend.model.shards import Shards
+from tests import tiny
+
+
+class Others(Shards):
+    """Two shards: the other one adds ``scores``, and lacks what ``lacks`` says of a meeting's number and its flags."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.scores: torch.Tensor | None = None
+        self.lacks: Callable[[int, Sequence[bool]], Sequence[int]] = lambda meeting, flags: ()
+        self.meetings = 0
+
+    def total(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores if self.scores is None else scores + self.scores
+
+    def everywhere(self, flags: Sequence[bool]) -> list[bool]:
+        self.meetings += 1
+        lacking = self.lacks(self.meetings, flags)
+        return [flag and index not in lacking for index, flag in enumerate(flags)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def engine(model: Path, tmp_path: Path) -> Iterator[Engine]:
+    with tiny.engine(model, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def others(engine: Engine) -> Others:
+    engine.decoder.shards = others = Others()
+    return others
+
+
+@pytest.fixture
+def prompt() -> Prompt:
+    return tiny.prompt()
+
+
+@pytest.mark.parametrize("method", ["deviation", "query"])
+def test_tokens_are_chosen_by_the_scores_of_all(engine: Engine, others: Others, prompt: Prompt, method: str) -> None:
+    engine.precompute(tiny.chunks_of(prompt))
+    plan = Plan(method, ratio=0.3)
+    alone = engine.prefill(prompt, plan, positions=True).report.recomputed_positions
+    favourites = list(range(70, 75))
+    others.scores = torch.zeros(len(prompt)).index_fill(0, torch.tensor(favourites), 1e6)
+    together = engine.prefill(prompt, plan, positions=True).report.recomputed_positions
+    assert alone is not None and together is not None
+    assert len(together) == len(alone)
+    assert not set(favourites) <= set(alone)
+    assert set(favourites) <= set(together)
+
+
+def test_a_chunk_that_one_lacks_is_a_miss_for_all(engine: Engine, others: Others, prompt: Prompt) -> None:
+    first, second, third = tiny.chunks_of(prompt)
+    engine.precompute([first, third])
+    want = engine.prefill(prompt, Plan("query", ratio=0.3))
+    engine.precompute([second])
+    before = others.meetings
+    others.lacks = lambda meeting, flags: [1] if meeting == before + 1 else []
+    got = engine.prefill(prompt, Plan("query", ratio=0.3))
+    assert [chunk.outcome for chunk in got.report.chunks] == ["hit", "miss", "hit"]
+    assert "another shard" in got.report.chunks[1].reason
+    assert got.report.cached == want.report.cached
+    assert torch.equal(got.logits, want.logits)
+
+
+def test_a_chunk_that_one_loses_is_lost_for_all(engine: Engine, others: Others, prompt: Prompt) -> None:
+    first, second, third = tiny.chunks_of(prompt)
+    engine.precompute([first, third])
+    want = engine.prefill(prompt, Plan("query", ratio=0.3))
+    engine.precompute([second])
+    before = others.meetings
+    # One meeting for what is there, then one for each layer: the other shard loses the second chunk's layer 1.
+    others.lacks = lambda meeting, flags: [1] if meeting == before + 3 else []
+    got = engine.prefill(prompt, Plan("query", ratio=0.3))
+    assert [chunk.outcome for chunk in got.report.chunks] == ["hit", "failed", "hit"]
+    assert "another shard" in got.report.chunks[1].reason
+    assert torch.equal(got.logits, want.logits)
+
+
+def test_a_chunk_that_is_lost_here_is_told_to_all(
+    engine: Engine, others: Others, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.precompute(tiny.chunks_of(prompt))
+    good, told = filling._Source.layer, list[list[bool]]()
+    doomed = engine.content_key(tiny.chunks_of(prompt)[1])
+
+    def layer(source: filling._Source, number: int) -> torch.Tensor:
+        if source.wanted.content == doomed:
+            raise filling.ChunkLost(source.wanted, "the cable was pulled")
+        return good(source, number)
+
+    def told_of(meeting: int, flags: Sequence[bool]) -> Sequence[int]:
+        told.append(list(flags))
+        return ()
+
+    monkeypatch.setattr(filling._Source, "layer", layer)
+    others.lacks = told_of
+    got = engine.prefill(prompt, Plan("query", ratio=0.3))
+    assert told[:2] == [[True, True, True], [True, False, True]]
+    assert "cable" in got.report.chunks[1].reason
+
+
+def test_a_chunk_that_one_lacks_is_encoded_again_by_all(engine: Engine, others: Others, prompt: Prompt) -> None:
+    (chunk, *_) = tiny.chunks_of(prompt)
+    engine.precompute([chunk])
+    assert engine.store.wait_idle(30)
+    encode = engine._chunks.encode
+    assert encode(chunk, "default") == (None, False)
+    others.lacks = lambda meeting, flags: [0]
+    assert encode(chunk, "default") == (None, True)
+
+
+def test_one_alone_agrees_with_itself() -> None:
+    shards, scores = Shards(), torch.rand(5)
+    assert (shards.rank, shards.size) == (0, 1)
+    assert torch.equal(shards.total(scores), scores)
+    assert shards.everywhere([True, False]) == [True, False]
+    assert shards.first(7) == 7
