@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
+import torch
 
-from blend import Chunk, Engine, Plan, Prompt, Text
+from blend import Chunk, Engine, Plan, Prefill, Prompt, Text
 from tests import tiny
-from tests.connector.conftest import Ask, Vllm, agree, kl, store_settings, vllm
+from tests.connector.conftest import Ask, Output, Vllm, agree, kl, store_settings, vllm
 
 pytestmark = pytest.mark.slow
-SIZES = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=32)  # head sizes that vLLM has
+SIZES: dict[str, Any] = dict(
+    hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=32
+)  # head sizes that vLLM has
 RANKS = 2
 TENANT = "default"
 
@@ -71,6 +75,27 @@ def _with_half(worker: Any, function: Callable[[Any], Any]) -> Any:
     return function(get_kv_transfer_group().worker)
 
 
+def until(done: Callable[[], bool]) -> None:
+    end = monotonic() + 60
+    while not done():
+        assert monotonic() < end, "it does not happen"
+        sleep(0.05)
+
+
+def alike(found: Output, theirs: Prefill) -> None:
+    """Assert that an answer comes of the same rows as the native engine's, and is as good as the same."""
+    assert found.report is not None
+    assert found.report["cached"] == theirs.report.cached > 0
+    recomputed = theirs.report.recomputed_positions or ()
+    assert found.report["recomputed_positions"] == [p for p in recomputed if p < found.report["filled"]]
+    assert kl(theirs.logits.log_softmax(-1), found.logprobs[0]) <= 1e-4
+
+
+def outcomes(found: Output) -> list[str]:
+    assert found.report is not None
+    return [chunk["outcome"] for chunk in found.report["chunks"]]
+
+
 def _encode(half: Any, chunks: list[Chunk]) -> int:
     return sum(half.chunks.encode(chunk, TENANT)[1] for chunk in chunks)
 
@@ -78,6 +103,39 @@ def _encode(half: Any, chunks: list[Chunk]) -> int:
 def _forget(half: Any, chunk: Chunk, ranks: tuple[int, ...]) -> None:
     if half.chunks.decoder.shards.rank in ranks:
         half.chunks.forget([half.chunks.key(chunk, TENANT)])
+
+
+def _has(half: Any, chunk: Chunk) -> bool:
+    return bool(half.chunks.has(chunk, TENANT))
+
+
+def _meet(half: Any) -> tuple[list[int], list[bool], int]:
+    shards = half.chunks.decoder.shards
+    scores = torch.rand(1001, generator=torch.Generator().manual_seed(shards.rank)) / 3
+    flags = [True, shards.rank == 0, shards.rank == 1, True]
+    return shards.total(scores).view(torch.int32).tolist(), shards.everywhere(flags), shards.first(10 + shards.rank)
+
+
+def _lose(half: Any, chunk: Chunk | None, rank: int) -> None:
+    """Let layer 2 of a chunk fail on one rank; with ``None``, no longer."""
+    from blend import filling
+
+    if half.chunks.decoder.shards.rank != rank:
+        return
+    source: Any = filling._Source
+    if chunk is None:
+        source.layer = source.whole
+        return
+    doomed = half.chunks.key(chunk, TENANT)
+    source.whole = good = source.layer
+
+    def layer(self: Any, number: int) -> torch.Tensor:
+        if number == 2 and self.wanted.content == doomed:
+            raise filling.ChunkLost(self.wanted, "the cable was pulled")
+        found: torch.Tensor = good(self, number)
+        return found
+
+    source.layer = layer
 
 
 def test_ratio_one_is_this_engines_own_full_prefill(served: Vllm, native: Engine) -> None:
@@ -97,8 +155,66 @@ def test_the_native_engine_chooses_the_same_rows_and_answers_alike(served: Vllm,
     theirs = native.prefill(prompt, plan, positions=True)
     served.forget_prefixes()
     (found,) = served.ask(Ask(prompt, plan))
-    assert found.report is not None
-    assert found.report["cached"] == theirs.report.cached > 0
-    recomputed = theirs.report.recomputed_positions or ()
-    assert found.report["recomputed_positions"] == [p for p in recomputed if p < found.report["filled"]]
-    assert kl(theirs.logits.log_softmax(-1), found.logprobs[0]) <= 1e-4
+    alike(found, theirs)
+
+
+def test_a_chunk_that_one_rank_has_not_got_is_a_miss_on_both(served: Vllm, native: Engine) -> None:
+    prompt, plan = stored(300, served, native), Plan("query", ratio=0.15)
+    second = tiny.chunks_of(prompt)[1]
+    found = {}
+    for ranks in ((0, 1), (1,), (0,)):
+        everybody(served, partial(_forget, chunk=second, ranks=ranks))
+        served.forget_prefixes()
+        (found[ranks],) = served.ask(Ask(prompt, plan))
+        assert outcomes(found[ranks]) == ["hit", "miss", "hit", "hit"]
+        until(lambda: everybody(served, partial(_has, chunk=second)) == [True] * RANKS)  # both encode it when idle
+    agree([found[1,], found[0,]], [found[0, 1]] * 2)
+    served.forget_prefixes()
+    assert outcomes(served.ask(Ask(prompt, plan))[0]) == ["hit"] * 4
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_chunk_that_one_rank_loses_is_lost_on_both(served: Vllm, native: Engine, rank: int) -> None:
+    prompt, plan = stored(400 + rank, served, native), Plan("deviation", ratio=0.15)
+    third = tiny.chunks_of(prompt)[2]
+    everybody(served, partial(_lose, chunk=third, rank=rank))
+    served.forget_prefixes()
+    (lost,) = served.ask(Ask(prompt, plan))
+    everybody(served, partial(_lose, chunk=None, rank=rank))
+    assert outcomes(lost) == ["hit", "hit", "failed", "hit"]
+    everybody(served, partial(_forget, chunk=third, ranks=(0, 1)))
+    served.forget_prefixes()
+    (absent,) = served.ask(Ask(prompt, plan))
+    assert outcomes(absent) == ["hit", "hit", "miss", "hit"]
+    agree([lost], [absent])
+
+
+def test_what_ranks_agree_on_is_the_same_on_each(served: Vllm) -> None:
+    first, second = everybody(served, _meet)
+    assert first == second
+    assert first[1:] == ([True, False, False, True], 10)
+
+
+def test_requests_beside_one_another(served: Vllm, native: Engine) -> None:
+    """Blended ones are stopped and go on at the same places on both ranks, and others decode meanwhile."""
+    prompts = [stored(500 + 10 * n, served, native) for n in range(3)]
+    asks = [Ask(p, Plan(method, ratio=0.15)) for p, method in zip(prompts, ("head", "deviation", "query"), strict=True)]
+    exact = [Ask(Prompt([Text((1, *tiny.random_ids(200 + n, 600 + n)))])) for n in range(2)]
+    alone = []
+    for ask in (*asks, *exact):
+        served.forget_prefixes()
+        alone += served.ask(ask, tokens=24)
+    served.forget_prefixes()
+    together = served.ask(*exact[:1], *asks, *exact[1:], tokens=24)
+    agree(together, [alone[3], *alone[:3], alone[4]])
+
+
+def test_ranks_may_hold_the_same_head(model: Path, tmp_path: Path) -> None:
+    """One KV head for two ranks: both have it, and share the query heads."""
+    single = tiny.save_model(tmp_path / "model", **{**SIZES, "num_key_value_heads": 1})
+    with tiny.engine(single, tmp_path / "store") as native, two_ranks(single, tmp_path / "store") as served:
+        for seed, method in ((700, "deviation"), (710, "query")):
+            prompt, plan = stored(seed, served, native), Plan(method, ratio=0.15)
+            theirs = native.prefill(prompt, plan, positions=True)
+            (found,) = served.ask(Ask(prompt, plan))
+            alike(found, theirs)
