@@ -14,7 +14,7 @@ import torch
 
 from blend.errors import ResourceExhausted, StoreError
 from blend.helper import Helper
-from blend.model.shards import Shards
+from blend.model.shards import ELSEWHERE, Shards
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.dispatch import Kernels
@@ -30,8 +30,6 @@ with warnings.catch_warnings():
 _LAYER_SECONDS = 2.0
 """Longest wait for one layer once work has begun, for others wait then too. They come a few megabytes of an object at a
 time, so that what takes longer is not slow but has stopped."""
-
-_ELSEWHERE = "another shard has not got it"
 
 Lost = Mapping[ObjectKey, str]
 """Objects that were lost while a request was computed from them, and why: absent when it is planned again."""
@@ -208,7 +206,7 @@ class Filling:
         everywhere = self._shards.everywhere([report.outcome == "hit" for report in found])
         for place, report, held in zip(self._places, found, everywhere, strict=True):
             if report.outcome == "hit" and not held:
-                report = ChunkReport(place.key, place.start, len(place.chunk), "miss", reason=_ELSEWHERE)
+                report = ChunkReport(place.key, place.start, len(place.chunk), "miss", reason=ELSEWHERE)
             repeated = place.wanted in seen
             loaded.reports.append(replace(report, nbytes=0) if repeated else report)
             if report.outcome != "hit":
@@ -280,7 +278,7 @@ class Filling:
         there = self._shards.everywhere([fault is None or fault.wanted != source.wanted for source in sources])
         if not all(there):
             lost = sources[there.index(False)].wanted
-            raise ChunkLost(lost, fault.reason if fault is not None and fault.wanted == lost else _ELSEWHERE)
+            raise ChunkLost(lost, fault.reason if fault is not None and fault.wanted == lost else ELSEWHERE)
         return kv
 
     def close(self) -> None:

@@ -30,7 +30,8 @@ class ConnectorConfig:
             the time that the step's forward pass takes.
         capture_queue: most missing chunks that wait to be encoded, which is done while no request is under way; 0 has
             none encoded.
-        store: the tiered store.
+        store: the tiered store. Each tensor-parallel rank has one of its own for its part of every chunk; ranks on one
+            machine share the directory and the disk tier's budget.
     """
 
     model: str | None = None

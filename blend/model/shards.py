@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+ELSEWHERE = "another shard has not got it"
+"""Why a chunk is there for none, as those say that have it."""
+
 
 class Shards:
     """All that hold a part of one model's heads, seen by one of them. This class is the only one: it holds all heads.

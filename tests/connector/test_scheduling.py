@@ -148,7 +148,7 @@ def test_too_long_for_the_scratch_canvas_is_served_without_blending(model: Path)
 
 
 def test_a_strict_request_in_an_engine_that_cannot_blend_is_refused(model: Path) -> None:
-    half = Scheduling(str(model), BLOCK, 512, ConnectorConfig(), "tensor parallelism", fails=True)
+    half = Scheduling(str(model), BLOCK, 512, ConnectorConfig(), "pipeline parallelism", fails=True)
     lenient, strict = request(PROMPT, HEAD), request(PROMPT, HEAD, "two", strict=True)
     half.arrived(lenient)
     half.arrived(strict)
@@ -159,7 +159,7 @@ def test_a_strict_request_in_an_engine_that_cannot_blend_is_refused(model: Path)
 
 
 def test_where_vllm_would_compute_what_was_not_loaded_nothing_can_be_refused(model: Path) -> None:
-    half = Scheduling(str(model), BLOCK, 512, ConnectorConfig(), "tensor parallelism", fails=False)
+    half = Scheduling(str(model), BLOCK, 512, ConnectorConfig(), "pipeline parallelism", fails=False)
     strict = request(PROMPT, HEAD, strict=True)
     half.arrived(strict)
     assert half.matched(strict, 0) == 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from blend.connector.client import BlendRequest
 from blend.connector.vllm.jobs import Job, Report
 from blend.connector.vllm.pages import Pages
 from blend.connector.vllm.tasks import checkpoint, clock, rows_at_once
+from blend.errors import BlendError, TierUnavailable
 from blend.filling import ChunkLost, Filling, Loaded, Lost
-from blend.model.decoder import Decoder
+from blend.model.decoder import FAULTS, Decoder
 from blend.pipeline import describe
 from blend.recompute import planner
 from blend.recompute.calibration import Calibration
@@ -51,7 +53,7 @@ class Blender:
         filling.wait(whole=True)
         return filling
 
-    def run(self, job: Job, filling: Filling) -> tuple[Report, tuple[Chunk, ...]]:
+    def run(self, job: Job, find: Callable[[], Filling]) -> tuple[Report, tuple[Chunk, ...]]:
         """Fill the job's blocks; returns its report, and the chunks that the store could not give.
 
         A chunk that is lost while it is read costs a second attempt without it, a second one makes it a full prefill;
@@ -59,20 +61,34 @@ class Blender:
 
         Args:
             job: what is to be done.
-            filling: what :meth:`find` returned for it; it is closed.
+            find: gives what :meth:`find` returned for it, which is closed.
         """
         lost: dict[ObjectKey, str] = {}
         decision = planner.decide(job.request.plan, self._calibration)
         while True:
             try:
-                with filling:
+                with self._everywhere(find) as filling:
                     return self._attempt(job, decision, filling)
             except ChunkLost as error:
                 _log.warning("planning again: %s", str(error))
                 if lost:
                     decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
                 lost[error.wanted] = error.reason
-            filling = self._find(job.request, decision, lost)
+            find = partial(self._find, job.request, decision, lost)
+
+    def _everywhere(self, find: Callable[[], Filling]) -> Filling:
+        """Return what ``find`` returns. Where it fails on one of the ranks that share the model, it fails on all."""
+        filling, fault = None, None
+        try:
+            filling = find()
+        except (BlendError, *FAULTS) as error:
+            fault = error
+        everywhere = all(self._decoder.shards.everywhere([filling is not None]))
+        if filling is not None and everywhere:
+            return filling
+        if filling is not None:
+            filling.close()
+        raise fault or TierUnavailable("another rank could not look up its chunks")
 
     def compute(self, job: Job) -> None:
         """Fill the job's blocks at full prefill, with nothing from the store."""

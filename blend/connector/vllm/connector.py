@@ -58,9 +58,9 @@ class Done(KVConnectorWorkerMetadata):
     busy: bool
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Return what two workers tell as one. They do the same work; the first one's reports stand for both."""
+        """Return what two workers tell as one. They do the same work, each for its part of the model's heads."""
         assert isinstance(other, Done)
-        return Done(self.outcomes, self.busy or other.busy)
+        return Done(self.outcomes.beside(other.outcomes), self.busy or other.busy)
 
 
 class BlendConnector(KVConnectorBase_V1):
@@ -71,7 +71,7 @@ class BlendConnector(KVConnectorBase_V1):
 
     Raises:
         InvalidConfig: a setting is wrong.
-        ModelUnsupported: on start-up, when a self-test fails. What is only not supported, such as tensor parallelism,
+        ModelUnsupported: on start-up, when a self-test fails. What is only not supported, such as pipeline parallelism,
             is said in one warning, and every request runs at full prefill.
     """
 

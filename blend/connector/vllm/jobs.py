@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from blend.connector.client import BlendRequest
+from blend.model.shards import ELSEWHERE
 from blend.types import ChunkReport
+
+_TIMES = ("load_ms", "select_ms", "recompute_ms", "waited_ms", "paused_ms")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,16 @@ class Report:
         """Return the report with the seconds in which nothing was done for the request."""
         return replace(self, waited_ms=waited * 1e3, paused_ms=paused * 1e3)
 
+    def beside(self, other: Report) -> Report:
+        """Return one report of what two ranks did for a request: the bytes of both, and the times of the slower one."""
+        chunks = tuple(
+            # The one that lacked a chunk knows why.
+            replace(theirs if mine.reason == ELSEWHERE else mine, key=mine.key, nbytes=mine.nbytes + theirs.nbytes)
+            for mine, theirs in zip(self.chunks, other.chunks, strict=True)
+        )
+        slower = {name: max(getattr(self, name), getattr(other, name)) for name in _TIMES}
+        return replace(self, chunks=chunks, **slower)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values that JSON holds."""
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -75,3 +88,9 @@ class Outcomes:
     ended: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
     reports: tuple[tuple[str, Report], ...] = ()
+
+    def beside(self, other: Outcomes) -> Outcomes:
+        """Return what two ranks tell of the same requests as one. Blocks are filled where they are on both."""
+        theirs = dict(other.reports)
+        reports = tuple((name, mine.beside(theirs.get(name, mine))) for name, mine in self.reports)
+        return Outcomes(self.ended | other.ended, self.failed | other.failed, reports)

@@ -45,6 +45,7 @@ class _Entry:
 class Queue:
     """Blends requests one after another, in the order of their arrival, and encodes missing chunks when there are none.
 
+    Where ranks share the model's heads, each has a queue; all of them do the same work and stop at the same places.
     All methods belong to the engine's thread; only chunks are waited for in another one.
 
     Args:
@@ -57,7 +58,8 @@ class Queue:
         self._blender = blender
         self._chunks = chunks
         self._capture = capture
-        self._pace = Pace()
+        self._shards = chunks.decoder.shards
+        self._pace = Pace(self._shards)
         self._entries: deque[_Entry] = deque()
         self._missed: dict[tuple[Chunk, str], None] = {}
         self._encoding: Task | None = None
@@ -100,7 +102,8 @@ class Queue:
             idle: whether the engine has nothing else to do. Only then is the store waited for, and are chunks encoded.
         """
         end = perf_counter() + seconds
-        while (left := end - perf_counter()) > 0:
+        while not self._pace.over(end):
+            left = end - perf_counter()
             for entry in list(self._entries)[:_AHEAD]:
                 if entry.filling is None:
                     entry.filling = self._finder.submit(self._blender.find, entry.job)
@@ -113,7 +116,7 @@ class Queue:
             if entry.task is None:
                 if idle:
                     wait([entry.filling], left)
-                if not entry.filling.done():
+                if not all(self._shards.everywhere([entry.filling.done()])):
                     return
                 entry.begun = perf_counter()
                 entry.task = Task(partial(self._work, entry), self._pace)
@@ -127,7 +130,7 @@ class Queue:
         job = entry.job
         assert entry.filling is not None and entry.task is not None
         try:
-            report, missed = self._blender.run(job, entry.filling.result())
+            report, missed = self._blender.run(job, entry.filling.result)
         except (BlendError, *FAULTS) as error:
             _log.warning("request %s runs at full prefill, for blending failed", job.request_id, exc_info=error)
             self._compute(job)

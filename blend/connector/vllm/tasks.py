@@ -16,6 +16,8 @@ from greenlet import getcurrent, greenlet
 from vllm.forward_context import ForwardContext, get_forward_context, is_forward_context_available
 from vllm.forward_context import override_forward_context as forward_context
 
+from blend.model.shards import Shards
+
 _STRETCHES = 4
 """Stretches between two checkpoints that a step's time is to have at least, so that it is not overrun by much."""
 
@@ -27,10 +29,15 @@ _WEIGHT = 0.25
 
 
 class Pace:
-    """How long one row of one layer takes, learnt from the stretches between checkpoints."""
+    """How long one row of one layer takes, learnt from the stretches between checkpoints.
 
-    def __init__(self) -> None:
+    Args:
+        shards: those who share the model's heads. They have to stop at the same places: the first one's clock holds.
+    """
+
+    def __init__(self, shards: Shards) -> None:
         self.seconds = 0.0
+        self._shards = shards
 
     def saw(self, rows: int, seconds: float) -> None:
         """Take note of a layer that took ``seconds`` for ``rows`` rows."""
@@ -39,9 +46,12 @@ class Pace:
 
     def rows(self, seconds: float, most: int) -> int:
         """Return how many rows, ``most`` at most, have a layer take no more than its part of ``seconds``."""
-        if not self.seconds:
-            return min(most, 4 * _FEWEST_ROWS)
-        return max(min(most, _FEWEST_ROWS), min(most, int(seconds / _STRETCHES / self.seconds)))
+        wanted = seconds / _STRETCHES / self.seconds if self.seconds else 4 * _FEWEST_ROWS
+        return self._shards.first(min(most, max(_FEWEST_ROWS, int(wanted))))
+
+    def over(self, until: float) -> bool:
+        """Return whether the clock has come to ``until``."""
+        return bool(self._shards.first(perf_counter() >= until))
 
 
 class Task(greenlet):
@@ -84,15 +94,13 @@ class Task(greenlet):
 
     def reached(self, rows: int) -> None:
         """What :func:`checkpoint` does. To be called by the work itself."""
-        now = perf_counter()
         if rows:
-            self._pace.saw(rows, now - self._passed)
-        if now >= self._until:
+            self._pace.saw(rows, perf_counter() - self._passed)
+        if self._pace.over(self._until):
             self._context = get_forward_context() if is_forward_context_available() else None
             assert self.parent is not None
             self.parent.switch()
-            now = perf_counter()
-        self._passed = now
+        self._passed = perf_counter()
 
     def rows(self, most: int) -> int:
         """What :func:`rows_at_once` returns in it."""

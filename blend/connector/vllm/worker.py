@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from time import perf_counter
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
@@ -83,7 +84,9 @@ class Worker:
         )
         with ExitStack() as undo:
             self.store: TieredStore
-            self.store, secret = open_store(settings.store)
+            # What a rank holds, all hold: one of them tells of it.
+            told = settings.store if decoder.shards.rank == 0 else replace(settings.store, residency=None)
+            self.store, secret = open_store(told)
             undo.callback(self.store.close)
             self.chunks = ChunkCache(
                 decoder, sink, self.store, self.fingerprint, secret, PrefillSpeed(decoder), pages.max_rows
