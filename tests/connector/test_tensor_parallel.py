@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from blend import Chunk, Engine, Plan, Prefill, Prompt, Text
+from blend.connector.client import build_prompt
 from tests import tiny
 from tests.connector.conftest import Ask, Output, Vllm, agree, kl, store_settings, vllm
 
@@ -21,6 +22,8 @@ SIZES: dict[str, Any] = dict(
     hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=32
 )  # head sizes that vLLM has
 RANKS = 2
+PAUSES = dict(step_share=0.05)
+"""So little of a step that a request is stopped many times where others are under way."""
 TENANT = "default"
 
 
@@ -46,7 +49,7 @@ def two_ranks(model: Path, directory: Path) -> Iterator[Vllm]:
     changes: dict[str, Any] = dict(max_model_len=1024, max_num_batched_tokens=256, skip_tokenizer_init=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else each rank wants a NUMA node of its own
-        with vllm(model, store_settings(directory), tensor_parallel_size=RANKS, **changes) as made:
+        with vllm(model, store_settings(directory), PAUSES, tensor_parallel_size=RANKS, **changes) as made:
             yield made
 
 
@@ -96,6 +99,11 @@ def outcomes(found: Output) -> list[str]:
     return [chunk["outcome"] for chunk in found.report["chunks"]]
 
 
+def reason(found: Output, chunk: int) -> str:
+    assert found.report is not None
+    return str(found.report["chunks"][chunk]["reason"])
+
+
 def _encode(half: Any, chunks: list[Chunk]) -> int:
     return sum(half.chunks.encode(chunk, TENANT)[1] for chunk in chunks)
 
@@ -114,6 +122,10 @@ def _meet(half: Any) -> tuple[list[int], list[bool], int]:
     scores = torch.rand(1001, generator=torch.Generator().manual_seed(shards.rank)) / 3
     flags = [True, shards.rank == 0, shards.rank == 1, True]
     return shards.total(scores).view(torch.int32).tolist(), shards.everywhere(flags), shards.first(10 + shards.rank)
+
+
+def _under_way(half: Any) -> int:
+    return int(half.queue.open)
 
 
 def _lose(half: Any, chunk: Chunk | None, rank: int) -> None:
@@ -156,6 +168,8 @@ def test_the_native_engine_chooses_the_same_rows_and_answers_alike(served: Vllm,
     served.forget_prefixes()
     (found,) = served.ask(Ask(prompt, plan))
     alike(found, theirs)
+    assert found.report is not None
+    assert [c["nbytes"] for c in found.report["chunks"]] == [c.nbytes for c in theirs.report.chunks], "of both ranks"
 
 
 def test_a_chunk_that_one_rank_has_not_got_is_a_miss_on_both(served: Vllm, native: Engine) -> None:
@@ -167,6 +181,7 @@ def test_a_chunk_that_one_rank_has_not_got_is_a_miss_on_both(served: Vllm, nativ
         served.forget_prefixes()
         (found[ranks],) = served.ask(Ask(prompt, plan))
         assert outcomes(found[ranks]) == ["hit", "miss", "hit", "hit"]
+        assert reason(found[ranks], 1) == "not stored"
         until(lambda: everybody(served, partial(_has, chunk=second)) == [True] * RANKS)  # both encode it when idle
     agree([found[1,], found[0,]], [found[0, 1]] * 2)
     served.forget_prefixes()
@@ -182,6 +197,7 @@ def test_a_chunk_that_one_rank_loses_is_lost_on_both(served: Vllm, native: Engin
     (lost,) = served.ask(Ask(prompt, plan))
     everybody(served, partial(_lose, chunk=None, rank=rank))
     assert outcomes(lost) == ["hit", "hit", "failed", "hit"]
+    assert reason(lost, 2) == "the cable was pulled"
     everybody(served, partial(_forget, chunk=third, ranks=(0, 1)))
     served.forget_prefixes()
     (absent,) = served.ask(Ask(prompt, plan))
@@ -207,6 +223,32 @@ def test_requests_beside_one_another(served: Vllm, native: Engine) -> None:
     served.forget_prefixes()
     together = served.ask(*exact[:1], *asks, *exact[1:], tokens=24)
     agree(together, [alone[3], *alone[:3], alone[4]])
+    assert any(found.report["paused_ms"] > 0 for found in together if found.report is not None)
+
+
+def test_requests_that_are_given_up_leave_both_ranks_as_they_were(served: Vllm, native: Engine) -> None:
+    from vllm import SamplingParams
+
+    prompt, beside = stored(800, served, native), {"prompt_token_ids": list(tiny.random_ids(100, 801))}
+    engine, made = served.llm.llm_engine, build_prompt(prompt.segments, Plan("query", ratio=0.15))
+    served.forget_prefixes()
+    (alone,) = served.ask(Ask(prompt, Plan("query", ratio=0.15)))
+    for steps in range(1, 6):
+        served.forget_prefixes()
+        extra = {"kv_transfer_params": made["kv_transfer_params"]}
+        params = SamplingParams(max_tokens=20, detokenize=False, ignore_eos=True)
+        engine.add_request("beside", beside, params)
+        engine.step()
+        blended = SamplingParams(max_tokens=20, detokenize=False, extra_args=extra)
+        engine.add_request("given up", {"prompt_token_ids": made["prompt_token_ids"]}, blended)
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request(["given up", "beside"])
+        while engine.has_unfinished_requests():
+            engine.step()
+        until(lambda: everybody(served, _under_way) == [0] * RANKS)
+    served.forget_prefixes()  # vLLM refuses while a block is in use
+    agree(served.ask(Ask(prompt, Plan("query", ratio=0.15))), [alone])
 
 
 def test_ranks_may_hold_the_same_head(model: Path, tmp_path: Path) -> None:
