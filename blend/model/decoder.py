@@ -28,7 +28,7 @@ from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 from blend.errors import InvalidInput, ModelError, ModelUnsupported
 from blend.model.rotary import PROBE_TOKENS, find_rotations
 from blend.model.rows import LayerAttention, Observer, Rows, StopForward
-from blend.model.shards import Shards
+from blend.model.shards import ALONE, Shards
 from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.dispatch import Choice, Kernels, kernels_for
@@ -85,7 +85,7 @@ class Decoder:
         ModelUnsupported: attention or positions of a kind that rows cannot express.
     """
 
-    shards: Shards = Shards()
+    shards: Shards = ALONE
 
     def __init__(self, model: PreTrainedModel, kernels: Choice = "auto") -> None:
         config: Any = model.config.get_text_config(decoder=True)

@@ -36,3 +36,7 @@ class Shards:
     def first(self, value: int) -> int:
         """Return the value of rank 0: what depends on clocks is for one alone to say."""
         return value
+
+
+ALONE = Shards()
+"""Of a model whose heads nobody shares."""

@@ -128,6 +128,18 @@ def _under_way(half: Any) -> int:
     return int(half.queue.open)
 
 
+def _fail_to_find(half: Any, fails: bool, rank: int) -> None:
+    if half.chunks.decoder.shards.rank == rank:
+        if fails:
+            half.chunks.find = partial(_raise, RuntimeError("no more threads"))
+        else:
+            del half.chunks.find
+
+
+def _raise(error: Exception, *args: Any) -> None:
+    raise error
+
+
 def _lose(half: Any, chunk: Chunk | None, rank: int) -> None:
     """Let layer 2 of a chunk fail on one rank; with ``None``, no longer."""
     from blend import filling
@@ -203,6 +215,20 @@ def test_a_chunk_that_one_rank_loses_is_lost_on_both(served: Vllm, native: Engin
     (absent,) = served.ask(Ask(prompt, plan))
     assert outcomes(absent) == ["hit", "hit", "miss", "hit"]
     agree([lost], [absent])
+
+
+def test_a_look_up_that_fails_on_one_rank_has_both_run_at_full_prefill(served: Vllm, native: Engine) -> None:
+    prompt, plan = stored(450, served, native), Plan("head", ratio=0.15)
+    served.forget_prefixes()
+    (full,) = served.ask(Ask(prompt))
+    everybody(served, partial(_fail_to_find, fails=True, rank=1))
+    served.forget_prefixes()
+    (found,) = served.ask(Ask(prompt, plan))
+    everybody(served, partial(_fail_to_find, fails=False, rank=1))
+    agree([found], [full])
+    served.forget_prefixes()
+    (found,) = served.ask(Ask(prompt, plan))
+    assert outcomes(found) == ["hit"] * 4
 
 
 def test_what_ranks_agree_on_is_the_same_on_each(served: Vllm) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, distributed
 from vllm.distributed import get_tp_group
 from vllm.distributed.parallel_state import GroupCoordinator
 
-from blend.model.shards import Shards
+from blend.model.shards import ALONE, Shards
 
 
 class Ranks(Shards):
@@ -42,4 +42,4 @@ class Ranks(Shards):
 def shards() -> Shards:
     """Return this process's view of those who share the model's heads."""
     group = get_tp_group()
-    return Ranks(group) if group.world_size > 1 else Shards()
+    return Ranks(group) if group.world_size > 1 else ALONE

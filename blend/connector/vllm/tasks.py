@@ -16,7 +16,7 @@ from greenlet import getcurrent, greenlet
 from vllm.forward_context import ForwardContext, get_forward_context, is_forward_context_available
 from vllm.forward_context import override_forward_context as forward_context
 
-from blend.model.shards import Shards
+from blend.model.shards import ALONE, Shards
 
 _STRETCHES = 4
 """Stretches between two checkpoints that a step's time is to have at least, so that it is not overrun by much."""
@@ -35,7 +35,7 @@ class Pace:
         shards: those who share the model's heads. They have to stop at the same places: the first one's clock holds.
     """
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: Shards = ALONE) -> None:
         self.seconds = 0.0
         self._shards = shards
 
