@@ -1,8 +1,12 @@
 """Ranks in step with one another: the first one's clock, and one report of what both did."""
 
+# ruff: noqa: E402 - nothing of vLLM is imported where it is not installed
+
 from __future__ import annotations
 
 from dataclasses import replace
+
+import pytest
 
 from tests.connector.conftest import require_vllm
 
@@ -12,6 +16,8 @@ from blend.connector.vllm.jobs import Outcomes, Report
 from blend.connector.vllm.tasks import Pace, Task, checkpoint, rows_at_once
 from blend.model.shards import ELSEWHERE, Shards
 from blend.types import ChunkReport
+
+pytestmark = pytest.mark.slow  # importing vLLM alone takes seconds
 
 
 class Follower(Shards):
