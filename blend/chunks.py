@@ -160,11 +160,9 @@ class ChunkCache:
         """
         begin = perf_counter()
         ids, places = prompt.token_ids, []
-        for start, end, segment in prompt.spans():
-            if not isinstance(segment, Chunk):
-                continue
-            exact = ids[:start] == self.sink
-            place = Place(segment, start, end, self.key(segment, tenant), exact, None)
+        for start, part in prompt.parts():
+            exact = part.first == 0 and ids[:start] == self.sink
+            place = Place(part, start, self.key(part.chunk, tenant), exact, None)
             if which == "all" or (which == "exact" and exact):
                 place = self._resolve(place, "plain" if exact else variant, lost)
             places.append(place)

@@ -20,7 +20,7 @@ from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.dispatch import Kernels
 from blend.recompute.rope import Rotation
 from blend.store import Header, Lease, LoadingLease, ObjectKey, TieredStore
-from blend.types import Chunk, ChunkReport
+from blend.types import Chunk, ChunkReport, Part
 
 with warnings.catch_warnings():
     # Leases hand out read-only memory, and nothing here writes to it. torch warns of that once in a process: now.
@@ -51,20 +51,24 @@ class ChunkLost(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """A chunk in a prompt, and what is asked of the store for it.
+    """A chunk, or a part of one, in a prompt, and what is asked of the store for it.
 
-    ``start`` and ``end`` are its positions; ``key`` its content key; ``exact`` whether it stands behind the very
-    context it was encoded behind; ``wanted`` the object to load, if any; ``outcome`` and ``reason`` say why none is.
+    ``start`` is its position; ``key`` the chunk's content key; ``exact`` whether it stands behind the very context it
+    was encoded behind; ``wanted`` the object to load, if any; ``outcome`` and ``reason`` say why none is.
     """
 
-    chunk: Chunk
+    part: Part
     start: int
-    end: int
     key: str
     exact: bool
     wanted: ObjectKey | None
     outcome: Literal["unused", "miss", "failed"] = "unused"
     reason: str = ""
+
+    @property
+    def end(self) -> int:
+        """The position behind it."""
+        return self.start + len(self.part)
 
 
 @dataclass
@@ -158,7 +162,7 @@ class Filling:
         chunks = defaultdict[ObjectKey, list[Chunk]](list)
         for place in places:
             if place.wanted is not None:
-                chunks[place.wanted].append(place.chunk)
+                chunks[place.wanted].append(place.part.chunk)
         self._rotations = rotations
         self._dtype = dtype
         self._kernels = kernels
@@ -166,7 +170,7 @@ class Filling:
         self._shards = shards
         self._last = last
         self._patient = store.policy.prefetch != "best_effort"
-        tokens = sum(place.end - place.start for place in places if place.wanted is not None)
+        tokens = sum(len(place.part) for place in places if place.wanted is not None)
         self._loads = store.load(
             chunks,
             tokens,
@@ -223,7 +227,7 @@ class Filling:
 
     def _report(self, place: Place) -> ChunkReport:
         wanted = place.wanted
-        report = ChunkReport(place.key, place.start, len(place.chunk), place.outcome, reason=place.reason)
+        report = ChunkReport(place.key, place.start, len(place.part), place.outcome, reason=place.reason)
         if wanted is None:
             return report
         lease = self._loads.get(wanted)
@@ -247,7 +251,12 @@ class Filling:
         if not hits:
             return
         pieces = [
-            Piece(place.start, min(place.end, self._last) - place.start, self._loads[source.wanted].header.position)
+            Piece(
+                place.start,
+                min(place.end, self._last) - place.start,
+                self._loads[source.wanted].header.position,
+                place.part.first,
+            )
             for place, source in hits
         ]
         assembly = Assembly(canvas, pieces, self._rotations, self._kernels, self._helper)

@@ -37,7 +37,7 @@ class Misses:
 
     def queue(self, request: Request, report: Report) -> None:
         """Queue what a request missed, but for what was forgotten, or dropped, since it arrived."""
-        chunks = [s for s in request.prompt.segments if isinstance(s, Chunk)]
+        chunks = [part.chunk for _, part in request.prompt.parts()]
         for chunk, seen in zip(chunks, report.chunks, strict=True):
             if seen.outcome not in ("miss", "failed"):
                 continue

@@ -22,7 +22,7 @@ from blend.recompute.select import Blend, selector
 from blend.reporting import build_report
 from blend.scheduler import Turns
 from blend.store import ObjectKey
-from blend.types import Chunk, Comparison, Plan, Prompt, Report
+from blend.types import Comparison, Plan, Prompt, Report
 
 _log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def describe(
     for mask, spans in ((missing, loaded.missing), (held, loaded.chunks), (exact, loaded.exact)):
         for start, end in spans:
             mask[start:end] = True
-    last_chunk = max((end for _, end, s in prompt.spans() if isinstance(s, Chunk)), default=0)
+    last_chunk = max((start + len(part) for start, part in prompt.parts()), default=0)
     question = (min(last_chunk, length - 1), length)
     text = ~(missing | held)
     text[question[0] :] = True

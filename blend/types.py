@@ -27,6 +27,8 @@ METHODS = ("auto", *PLAIN_METHODS, "random", "head", "deviation", "query")
 Variant = Literal["plain", "conditioned", "best"]
 Outcome = Literal["hit", "miss", "failed", "unused"]
 
+_SEGMENTS = "Chunk, Part and Text segments"
+
 
 def _ids(what: str, token_ids: Iterable[int]) -> tuple[int, ...]:
     ids = as_token_ids(token_ids)
@@ -66,7 +68,37 @@ class Text:
         return len(self.token_ids)
 
 
-Segment: TypeAlias = "Chunk | Text"
+@dataclass(frozen=True)
+class Part:
+    """Tokens ``first`` to ``end``, exclusive, of a chunk, in a prompt that has not all of it.
+
+    In a prompt that was tokenized as one text, a passage's outermost tokens may be merged with what stands beside it;
+    those between are the chunk's. What is stored and looked up is always the whole chunk.
+
+    Raises:
+        InvalidPrompt: not a chunk, or no token of it.
+    """
+
+    chunk: Chunk
+    first: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.chunk, Chunk):
+            raise InvalidPrompt("part.chunk", self.chunk, "a Chunk")
+        if not (_is_integer(self.first) and _is_integer(self.end) and 0 <= self.first < self.end <= len(self.chunk)):
+            raise InvalidPrompt("part", (self.first, self.end), f"integers with 0 <= first < end <= {len(self.chunk)}")
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens that the prompt has."""
+        return self.chunk.token_ids[self.first : self.end]
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+Segment: TypeAlias = "Chunk | Part | Text"
 
 
 @dataclass(frozen=True)
@@ -77,13 +109,13 @@ class Prompt:
 
     def __init__(self, segments: Iterable[Segment]) -> None:
         if not isinstance(segments, Iterable):
-            raise InvalidPrompt("prompt", segments, "Chunk and Text segments")
+            raise InvalidPrompt("prompt", segments, _SEGMENTS)
         kept = tuple(segments)
         if not kept:
-            raise InvalidPrompt("prompt", "no segments", "at least one Chunk or Text")
+            raise InvalidPrompt("prompt", "no segments", "at least one Chunk, Part or Text")
         for segment in kept:
-            if not isinstance(segment, (Chunk, Text)):
-                raise InvalidPrompt("prompt", segment, "Chunk and Text segments")
+            if not isinstance(segment, (Chunk, Part, Text)):
+                raise InvalidPrompt("prompt", segment, _SEGMENTS)
         object.__setattr__(self, "segments", kept)
 
     def __len__(self) -> int:
@@ -100,6 +132,14 @@ class Prompt:
         for segment in self.segments:
             yield start, start + len(segment), segment
             start += len(segment)
+
+    def parts(self) -> Iterator[tuple[int, Part]]:
+        """Yield position and part for all that may be stored: a whole chunk as the part that is all of it."""
+        for start, _, segment in self.spans():
+            if isinstance(segment, Chunk):
+                yield start, Part(segment, 0, len(segment))
+            elif isinstance(segment, Part):
+                yield start, segment
 
 
 @dataclass(frozen=True)
@@ -144,6 +184,10 @@ class Plan:
             raise InvalidPlan("max_kl", self.max_kl, "none with a named method; auto takes one")
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_number(value: object) -> bool:
     # Comparing instead of math.isfinite, which an integer beyond a float's range makes overflow.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
@@ -151,8 +195,9 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class ChunkReport:
-    """What became of one chunk of the prompt.
+    """What became of one chunk of the prompt, or of the part of one that the prompt has.
 
+    ``key`` is the chunk's content key; ``start`` and ``tokens`` are of what the prompt has of it.
     ``outcome``: ``hit`` (loaded, verified and used), ``miss`` (not stored, or not there in the time that the
     prefetch policy gives), ``failed`` (stored, but a tier failed or the bytes did not verify), ``unused`` (the plan
     did not want it). ``nbytes`` counts payload bytes that were read.

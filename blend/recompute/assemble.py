@@ -24,19 +24,21 @@ class Piece:
     """A stored chunk's place on a canvas.
 
     Args:
-        start: position of its first token on the canvas.
-        tokens: how many of its tokens are placed, from the first one on.
-        stored_at: position that its first token was computed at; keys turn by ``start - stored_at``.
+        start: position on the canvas of the first token that is placed.
+        tokens: how many of its tokens are placed.
+        stored_at: position that its first token was computed at.
+        first: which of its tokens is the first that is placed.
     """
 
     start: int
     tokens: int
     stored_at: int
+    first: int = 0
 
     @property
     def shift(self) -> int:
         """How many positions its keys turn by."""
-        return self.start - self.stored_at
+        return self.start - (self.stored_at + self.first)
 
 
 class Assembly:
@@ -73,7 +75,7 @@ class Assembly:
         if self.copies:
             self._placement = _Staged(canvas, self.pieces, kernels, streams or streams_for(canvas.k.device))
         else:
-            spans = [(piece.start, piece.tokens) for piece in self.pieces]
+            spans = [(piece.start, piece.tokens, piece.first) for piece in self.pieces]
             self._placement = cpu.Placement(canvas.k, canvas.v, spans, helper)
 
     def put(self, layer: int, kv: Sequence[Tensor]) -> None:
@@ -82,7 +84,7 @@ class Assembly:
         Args:
             layer: which layer.
             kv: for each piece ``[2, KVH, T, D]`` in the canvas's dtype, contiguous, in the host's memory: keys then
-                values, T at least its ``tokens``. To be left as it is until :meth:`close`.
+                values, T at least its ``first + tokens``. To be left as it is until :meth:`close`.
 
         Raises:
             InvalidInput: not one such tensor for each piece.
@@ -135,7 +137,7 @@ class _Staged:
 
     def __init__(self, canvas: Canvas, pieces: Sequence[Piece], kernels: Kernels, streams: Streams) -> None:
         device = canvas.k.device
-        self.transfers = Transfers([piece.tokens for piece in pieces], canvas.k, streams)
+        self.transfers = Transfers([(piece.first, piece.tokens) for piece in pieces], canvas.k, streams)
         self._stored = Stored(self.transfers.targets)
         spans = [torch.arange(piece.start, piece.start + piece.tokens) for piece in pieces]
         self._positions = torch.cat(spans).to(device)

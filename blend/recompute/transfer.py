@@ -41,7 +41,7 @@ class Transfers:
     than the device. What is copied from is held until the device has read it.
 
     Args:
-        sizes: how many tokens of each chunk are copied, from the first one on.
+        spans: for each chunk the first of its tokens that is copied, and how many are.
         like: the canvas, ``[L, KVH, N, D]``: KVH, D, dtype and device are its.
         streams: of its device.
 
@@ -49,13 +49,14 @@ class Transfers:
         targets: for each chunk ``[SLOTS, 2, KVH, T, D]`` on the device, keys then values, one slot a layer.
     """
 
-    def __init__(self, sizes: Sequence[int], like: Tensor, streams: Streams) -> None:
+    def __init__(self, spans: Sequence[tuple[int, int]], like: Tensor, streams: Streams) -> None:
         _, heads, _, dims = like.shape
         self._dtype = like.dtype
         self._streams = streams
+        self._firsts = [first for first, _ in spans]
         # A tensor made in inference mode could never be written outside of it.
         with torch.inference_mode(False):
-            shapes = [(SLOTS, 2, heads, tokens, dims) for tokens in sizes]
+            shapes = [(SLOTS, 2, heads, tokens, dims) for _, tokens in spans]
             self.targets = tuple(torch.empty(shape, dtype=like.dtype, device=like.device) for shape in shapes)
         largest = max((target[0].nbytes for target in self.targets), default=0)
         self._staging = _Staging(largest, streams)
@@ -70,7 +71,8 @@ class Transfers:
 
         Args:
             layer: which layer. Its slot's last layer must have been placed.
-            kv: for each chunk ``[2, KVH, T, D]`` in the host's memory, in the canvas's dtype, T at least its size.
+            kv: for each chunk ``[2, KVH, T, D]`` in the host's memory, in the canvas's dtype, T at least what its
+                span reaches to.
 
         Raises:
             InvalidInput: not one such tensor for each chunk, or the slot is not free.
@@ -90,8 +92,8 @@ class Transfers:
         with self._streams.copying():
             self._streams.wait(slot.free)
             try:
-                for target, source in zip(self.targets, sources, strict=True):
-                    self._copy(target[layer % SLOTS], source)
+                for target, source, first in zip(self.targets, sources, self._firsts, strict=True):
+                    self._copy(target[layer % SLOTS], source[:, :, first:])
             finally:  # what has been issued is waited for, whatever became of the rest
                 copied = self._streams.record()
                 self._under_way.append((copied, sources))
@@ -130,11 +132,11 @@ class Transfers:
     def _check(self, kv: Sequence[Tensor]) -> None:
         if len(kv) != len(self.targets):
             raise InvalidInput("kv", f"{len(kv)} tensors", f"one for each of the {len(self.targets)} pieces")
-        for target, source in zip(self.targets, kv, strict=True):
+        for target, source, first in zip(self.targets, kv, self._firsts, strict=True):
             _, two, heads, tokens, dims = target.shape
             shape = tuple(source.shape)
-            if len(shape) != 4 or shape[2] < tokens or (shape[0], shape[1], shape[3]) != (two, heads, dims):
-                raise InvalidInput("kv", shape, f"({two}, {heads}, {tokens} or more, {dims})")
+            if len(shape) != 4 or shape[2] < first + tokens or (shape[0], shape[1], shape[3]) != (two, heads, dims):
+                raise InvalidInput("kv", shape, f"({two}, {heads}, {first + tokens} or more, {dims})")
             if source.dtype != self._dtype or source.device.type != "cpu":
                 raise InvalidInput("kv", f"{source.dtype}, {source.device}", f"{self._dtype} in host memory")
 

@@ -35,9 +35,10 @@ def test_keys_turn_by_their_chunk_s_shift_and_values_stay(
     one = rotation(pairs, pairing)
     rotations = [one, None, rotation(pairs, pairing, 500.0), one]
     sizes, starts, stored_at = [1, 63, 7], [2, 3, 90], [1, 1, 900]  # the last turns back
+    firsts = [0, 2, 1]
     canvas = Canvas(4, 2, 100, dims, dtype, CPU)
     chunks = [torch.randn(4, 2, 2, size + 2, dims).to(dtype) for size in sizes]
-    pieces = [Piece(start, size, at) for start, size, at in zip(starts, sizes, stored_at, strict=True)]
+    pieces = [Piece(*each) for each in zip(starts, sizes, stored_at, firsts, strict=True)]
     assembly = Assembly(canvas, pieces, rotations, version)
     for layer in range(4):
         assembly.put(layer, [chunk[layer] for chunk in chunks])
@@ -46,8 +47,8 @@ def test_keys_turn_by_their_chunk_s_shift_and_values_stay(
         span = slice(piece.start, piece.start + piece.tokens)
         covered[span] = True
         for layer, turn in enumerate(rotations):
-            keys, values = chunk[layer][:, :, : piece.tokens]
-            want = keys if turn is None else turn.rotate(keys, piece.start - piece.stored_at)
+            keys, values = chunk[layer][:, :, piece.first : piece.first + piece.tokens]
+            want = keys if turn is None else turn.rotate(keys, piece.start - piece.stored_at - piece.first)
             # A product may be rounded once or twice before the one rounding to the canvas's dtype.
             assert_close(canvas.k[layer, :, span], want, rtol=torch.finfo(dtype).eps, atol=1e-6)
             assert torch.equal(canvas.v[layer, :, span], values)
@@ -108,10 +109,14 @@ def test_memory_is_not_read_by_address_unless_it_is_as_it_should_be(kv: torch.Te
     canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
     with pytest.raises(InvalidInput, match="kv"):
         Assembly(canvas, [Piece(0, 3, 0)], [None], TORCH).put(0, [kv])
+    with pytest.raises(InvalidInput, match="kv"):
+        Assembly(canvas, [Piece(0, 3, 0, 1)], [None], TORCH).put(0, [torch.zeros(2, 1, 3, 4)])
     assert not canvas.k.any()
 
 
-@pytest.mark.parametrize("piece", [Piece(6, 3, 0), Piece(-1, 3, 0), Piece(0, -1, 0), Piece(9, 0, 0)])
+@pytest.mark.parametrize(
+    "piece", [Piece(6, 3, 0), Piece(-1, 3, 0), Piece(0, -1, 0), Piece(9, 0, 0), Piece(0, 3, 0, -1)]
+)
 def test_nothing_is_placed_outside_the_canvas(piece: Piece) -> None:
     canvas = Canvas(1, 1, 8, 4, torch.float32, CPU)
     with pytest.raises(InvalidInput, match=r"spans\[0\]"):
@@ -137,11 +142,11 @@ def test_a_placement_checks_its_canvas_and_tables() -> None:
     k = torch.zeros(1, 1, 8, 4)
     for v in (torch.zeros(1, 1, 7, 4), torch.zeros(1, 1, 8, 4, dtype=torch.bfloat16), torch.zeros(1, 8, 4)):
         with pytest.raises(InvalidInput, match="v"):
-            Placement(k, v, [(0, 1)])
+            Placement(k, v, [(0, 1, 0)])
     for wrong in (k.half(), k.transpose(2, 3), k.to("meta")):
         with pytest.raises(InvalidInput, match="k"):
-            Placement(wrong, wrong, [(0, 1)])
-    placement, kv = Placement(k, k.clone(), [(0, 1), (1, 1)]), [torch.ones(2, 1, 1, 4)] * 2
+            Placement(wrong, wrong, [(0, 1, 0)])
+    placement, kv = Placement(k, k.clone(), [(0, 1, 0), (1, 1, 0)]), [torch.ones(2, 1, 1, 4)] * 2
     still = np.zeros(2, np.bool_)
     for angles in (np.zeros((1, 2, 2), np.float32), np.zeros((2, 2, 2)), np.zeros((2, 1, 2), np.float32)):
         with pytest.raises(InvalidInput, match="angles"):

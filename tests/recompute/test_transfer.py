@@ -40,14 +40,14 @@ def assembly_on(streams: SimulatedStreams, canvas: Canvas, pieces: list[Piece]) 
     return Assembly(canvas, pieces, [ROTATION] * canvas.layers, version, streams=streams)
 
 
-def pieces_of(sizes: list[int]) -> list[Piece]:
-    return [Piece(sum(sizes[:number]), size, 50) for number, size in enumerate(sizes)]
+def pieces_of(sizes: list[int], first: int = 0) -> list[Piece]:
+    return [Piece(sum(sizes[:number]), size, 50, first) for number, size in enumerate(sizes)]
 
 
-def filled(sizes: list[int], chunks: list[Tensor]) -> Canvas:
+def filled(sizes: list[int], chunks: list[Tensor], first: int = 0) -> Canvas:
     """A canvas that is filled at once."""
     canvas = Canvas(len(chunks[0]), 2, sum(sizes), 8, torch.float32, CPU)
-    assembly = Assembly(canvas, pieces_of(sizes), [ROTATION] * canvas.layers, REFERENCE)
+    assembly = Assembly(canvas, pieces_of(sizes, first), [ROTATION] * canvas.layers, REFERENCE)
     for layer in range(canvas.layers):
         assembly.put(layer, [chunk[layer] for chunk in chunks])
     return canvas
@@ -57,22 +57,23 @@ def filled(sizes: list[int], chunks: list[Tensor]) -> Canvas:
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=7),
     pinned=st.lists(st.booleans(), min_size=7, max_size=7),
-    longer=st.booleans(),
+    longer=st.integers(0, 2),
+    first=st.integers(0, 2),
     early=st.lists(st.booleans(), min_size=6, max_size=6),
     seed=st.integers(0, 2**32),
 )
 def test_a_canvas_holds_the_same_whatever_the_device_does_first(
-    sizes: list[int], pinned: list[bool], longer: bool, early: list[bool], seed: int
+    sizes: list[int], pinned: list[bool], longer: int, first: int, early: list[bool], seed: int
 ) -> None:
     layers, generator = len(early), torch.Generator().manual_seed(seed)
-    chunks = [torch.randn(layers, 2, 2, size + longer, 8, generator=generator) for size in sizes]
-    want = filled(sizes, chunks)
+    chunks = [torch.randn(layers, 2, 2, first + size + longer, 8, generator=generator) for size in sizes]
+    want = filled(sizes, chunks, first)
     for order in (late("copy"), late("compute"), random.Random(seed).choice):
         memory = [chunk.clone() for chunk in chunks]
         by_itself = {chunk.data_ptr() for chunk, its in zip(memory, pinned, strict=False) if its}
         streams = SimulatedStreams(order, lambda t, known=by_itself: t.untyped_storage().data_ptr() in known)
         canvas = Canvas(layers, 2, sum(sizes), 8, torch.float32, CPU)
-        assembly = assembly_on(streams, canvas, pieces_of(sizes))
+        assembly = assembly_on(streams, canvas, pieces_of(sizes, first))
         for layer in range(layers):
             assembly.put(layer, [chunk[layer] for chunk in memory])
             if early[layer] and layer + 1 < layers:
@@ -112,7 +113,7 @@ def test_memory_of_the_device_is_left_to_what_had_it_before() -> None:
     streams = SimulatedStreams(late("compute"))
     finished: list[int] = []
     streams.compute(lambda: finished.append(streams.copies_left))
-    transfers = Transfers([2], torch.empty(1, 1, 2, 4), streams)
+    transfers = Transfers([(0, 2)], torch.empty(1, 1, 2, 4), streams)
     transfers.start(0, [torch.ones(2, 1, 2, 4)])
     transfers.close()
     assert finished == [1]
@@ -120,7 +121,7 @@ def test_memory_of_the_device_is_left_to_what_had_it_before() -> None:
 
 def transfers_of(streams: SimulatedStreams, *sizes: int) -> tuple[Transfers, Callable[[int], list[Tensor]]]:
     """Transfers of chunks of these sizes, and what gives one layer of them, filled with its number."""
-    transfers = Transfers(sizes, torch.empty(1, 1, sum(sizes), 4), streams)
+    transfers = Transfers([(0, size) for size in sizes], torch.empty(1, 1, sum(sizes), 4), streams)
     return transfers, lambda layer: [torch.full((2, 1, size, 4), float(layer)) for size in sizes]
 
 

@@ -46,14 +46,15 @@ class Placement:
 
     Args:
         k, v: the canvas, ``[L, KVH, N, D]``, contiguous, of a supported dtype.
-        spans: for each chunk the position of its first token and how many tokens are placed.
+        spans: for each chunk the position of the first token that is placed, how many are, and which of the chunk's
+            tokens that first one is.
         helper: a thread that takes part of them.
 
     Raises:
         InvalidInput: they are not.
     """
 
-    def __init__(self, k: Tensor, v: Tensor, spans: Sequence[tuple[int, int]], helper: Helper | None = None) -> None:
+    def __init__(self, k: Tensor, v: Tensor, spans: Sequence[tuple[int, int, int]], helper: Helper | None = None) -> None:
         for name, tensor in (("k", k), ("v", v)):
             if tensor.ndim != 4 or not tensor.is_contiguous() or not supports(tensor.dtype, tensor.device):
                 what = (tuple(tensor.shape), tensor.dtype, tensor.device)
@@ -62,11 +63,14 @@ class Placement:
             raise InvalidInput("v", (tuple(v.shape), v.dtype), f"as k: {tuple(k.shape)}, {k.dtype}")
         self._canvas = (k, v)
         self._arrays = (_array(k), _array(v))
-        self._pieces = np.array([(0, 0, start, tokens, 0) for start, tokens in spans], np.int64).reshape(-1, 5)
-        for number, (start, tokens) in enumerate(spans):
+        self._pieces = np.array([(0, 0, start, tokens, 0) for start, tokens, _ in spans], np.int64).reshape(-1, 5)
+        self._firsts = [first for _, _, first in spans]
+        for number, (start, tokens, first) in enumerate(spans):
             if start < 0 or tokens < 0 or start + tokens > k.shape[2]:
                 raise InvalidInput(f"spans[{number}]", (start, tokens), f"within the canvas of {k.shape[2]} positions")
-        half = _half([tokens for _, tokens in spans])
+            if first < 0:
+                raise InvalidInput(f"spans[{number}]", first, "a first token of 0 or more")
+        half = _half([tokens for _, tokens, _ in spans])
         self._parts = [slice(half), slice(half, None)]
         self._helper = helper if 0 < half < len(spans) else None
 
@@ -75,8 +79,8 @@ class Placement:
 
         Args:
             layer: which layer.
-            kv: for each chunk ``[2, KVH, T, D]``, keys then values, contiguous, in the canvas's dtype, T at least as
-                many tokens as are placed.
+            kv: for each chunk ``[2, KVH, T, D]``, keys then values, contiguous, in the canvas's dtype, T at least the
+                first token that is placed and as many as are.
             tables: how keys turn in this layer.
 
         Raises:
@@ -91,14 +95,15 @@ class Placement:
         _, heads, _, dims = k.shape
         pieces, entries = self._pieces, []
         tables.check(len(pieces), dims)
-        for stored, tokens in zip(kv, pieces[:, 3].tolist(), strict=True):
+        for stored, first, tokens in zip(kv, self._firsts, pieces[:, 3].tolist(), strict=True):
             shape = stored.shape
             held = shape[2] if len(shape) == 4 else -1
-            if held < tokens or (shape[0], shape[1], shape[3]) != (2, heads, dims):
-                raise InvalidInput("kv", tuple(stored.shape), f"(2, {heads}, {tokens} or more, {dims})")
+            if held < first + tokens or (shape[0], shape[1], shape[3]) != (2, heads, dims):
+                raise InvalidInput("kv", tuple(stored.shape), f"(2, {heads}, {first + tokens} or more, {dims})")
             if stored.dtype != k.dtype or not stored.is_contiguous() or stored.device != k.device:
                 raise InvalidInput("kv", f"{stored.dtype}, {stored.device}", f"contiguous {k.dtype} on {k.device}")
-            entries.append((stored.data_ptr(), held))
+            # From there on tokens lie as they do from the chunk's own first one.
+            entries.append((stored.data_ptr() + first * dims * stored.element_size(), held))
         pieces[:, :2] = np.array(entries, np.int64).reshape(-1, 2)
         pieces[:, 4] = tables.turned
 
@@ -144,7 +149,7 @@ class Tables:
 def warm_up(dtype: torch.dtype) -> None:
     """Compile what is not compiled yet: some seconds once on a machine, which no request should wait for."""
     k, v, kv = (torch.zeros(shape, dtype=dtype) for shape in ((1, 1, 1, 2), (1, 1, 1, 2), (2, 1, 1, 2)))
-    Placement(k, v, [(0, 1)]).place(0, [kv], Tables(np.zeros((1, 2, 1), np.float32), np.ones(1, np.bool_)))
+    Placement(k, v, [(0, 1, 0)]).place(0, [kv], Tables(np.zeros((1, 2, 1), np.float32), np.ones(1, np.bool_)))
 
 
 def _compiled(function: Callable[..., None]) -> Any:
