@@ -54,7 +54,9 @@ class Placement:
         InvalidInput: they are not.
     """
 
-    def __init__(self, k: Tensor, v: Tensor, spans: Sequence[tuple[int, int, int]], helper: Helper | None = None) -> None:
+    def __init__(
+        self, k: Tensor, v: Tensor, spans: Sequence[tuple[int, int, int]], helper: Helper | None = None
+    ) -> None:
         for name, tensor in (("k", k), ("v", v)):
             if tensor.ndim != 4 or not tensor.is_contiguous() or not supports(tensor.dtype, tensor.device):
                 what = (tuple(tensor.shape), tensor.dtype, tensor.device)
