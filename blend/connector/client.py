@@ -8,7 +8,8 @@ API and from the OpenAI-compatible one::
                  SamplingParams(extra_args={"kv_transfer_params": made["kv_transfer_params"]}))
 
 It names the chunks by where they stand, with a digest of their tokens: a prompt that was cut short or tokenized again
-on its way is found out.
+on its way is found out. Or it leaves finding known chunks to the engine (:func:`ask_to_recognise`), whatever the prompt
+was made of.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from blend.config import MAX_TENANT
 from blend.errors import InvalidInput, InvalidPrompt
-from blend.types import Chunk, Plan, Prompt, Segment, Text
+from blend.types import Chunk, Part, Plan, Prompt, Segment, Text
+
+if TYPE_CHECKING:
+    from blend.connector.recognise import Recogniser
 
 KEY = "blend"
 """The entry of ``kv_transfer_params`` that is blend's own."""
 VERSION = 1
 DEFAULT_TENANT = "default"
-_FIELDS = frozenset(("version", "plan", "segments", "tenant", "strict", "positions"))
-_SEGMENT = frozenset(("start", "end", "digest"))
+_FIELDS = frozenset(("version", "plan", "segments", "recognise", "tenant", "strict", "positions"))
+_SEGMENT = frozenset(("start", "end", "digest", "before", "after"))
 
 
 class BlendPrompt(TypedDict):
@@ -43,7 +47,7 @@ class BlendRequest:
     """What a client asks for, checked against the prompt's tokens.
 
     Args:
-        prompt: chunks where the client named them, plain text everywhere else.
+        prompt: chunks, or parts of them, where the client named or the engine found them, plain text everywhere else.
         plan: how to prefill.
         tenant: whose chunks these are.
         strict: whether the request is to fail where it cannot be blended, instead of running at full prefill.
@@ -59,7 +63,7 @@ class BlendRequest:
     @property
     def end(self) -> int:
         """The position behind the last chunk: from there on all is the question."""
-        return max(end for _, end, segment in self.prompt.spans() if isinstance(segment, Chunk))
+        return max(start + len(part) for start, part in self.prompt.parts())
 
 
 def build_prompt(
@@ -73,7 +77,7 @@ def build_prompt(
     """Return the token ids of a prompt, and the request to blend it.
 
     Args:
-        segments: chunks and texts in the order of the prompt, at least one chunk among them.
+        segments: chunks, parts of chunks and texts in the order of the prompt, at least one that is no text.
         plan: how to prefill; ``None`` is ``Plan()``, that is ``auto``.
         tenant: whose chunks these are (the engine's ``namespace``).
         strict: have the engine refuse the request where it cannot blend it, instead of a full prefill.
@@ -84,21 +88,19 @@ def build_prompt(
         InvalidInput: another argument is wrong.
     """
     prompt = segments if isinstance(segments, Prompt) else Prompt(segments)
-    chosen = Plan() if plan is None else plan
-    if not isinstance(chosen, Plan):
-        raise InvalidInput("plan", plan, "a Plan")
-    spans = [(start, end, s) for start, end, s in prompt.spans() if isinstance(s, Chunk)]
-    if not spans:
-        raise InvalidPrompt("segments", "no chunks", "at least one Chunk")
-    wire = {
-        "version": VERSION,
-        "plan": {name: value for name, value in asdict(chosen).items() if value is not None},
-        "segments": [{"start": start, "end": end, "digest": digest(s.token_ids)} for start, end, s in spans],
-        "tenant": _tenant(tenant),
-        "strict": _flag("strict", strict),
-        "positions": _flag("positions", positions),
-    }
+    named = [_wire(start, part) for start, part in prompt.parts()]
+    if not named:
+        raise InvalidPrompt("segments", "no chunks", "at least one Chunk or Part")
+    wire = {**_common(plan, tenant, strict, positions), "segments": named}
     return {"prompt_token_ids": list(prompt.token_ids), "kv_transfer_params": {KEY: wire}}
+
+
+def _wire(start: int, part: Part) -> dict[str, Any]:
+    """What a segment is on its way: ``before`` and ``after`` are the chunk's tokens that the prompt does not have."""
+    found: dict[str, Any] = {"start": start, "end": start + len(part), "digest": digest(part.token_ids)}
+    ids = part.chunk.token_ids
+    missing = {"before": list(ids[: part.first]), "after": list(ids[part.end :])}
+    return found | {name: tokens for name, tokens in missing.items() if tokens}
 
 
 def digest(token_ids: Sequence[int]) -> str:
@@ -107,8 +109,45 @@ def digest(token_ids: Sequence[int]) -> str:
     return hashlib.blake2b(packed, digest_size=16).hexdigest()
 
 
-def parse(params: object, token_ids: Sequence[int]) -> BlendRequest | None:
-    """Return what ``kv_transfer_params`` ask for a prompt of these token ids; ``None`` if nothing of blend.
+def ask_to_recognise(
+    plan: Plan | None = None,
+    *,
+    tenant: str = DEFAULT_TENANT,
+    strict: bool = False,
+    positions: bool = False,
+) -> dict[str, Any]:
+    """Return ``kv_transfer_params`` that have the engine find known chunks in a prompt by itself.
+
+    The prompt goes with it as text or as token ids, like any other. Known are the chunks that the tenant's requests
+    have named, and those in the store; where none of them is found, there is nothing to blend.
+
+    Args:
+        plan, tenant, strict, positions: as in :func:`build_prompt`.
+
+    Raises:
+        InvalidInput: an argument is wrong.
+    """
+    return {KEY: {**_common(plan, tenant, strict, positions), "recognise": True}}
+
+
+def _common(plan: Plan | None, tenant: str, strict: bool, positions: bool) -> dict[str, Any]:
+    chosen = Plan() if plan is None else plan
+    if not isinstance(chosen, Plan):
+        raise InvalidInput("plan", plan, "a Plan")
+    return {
+        "version": VERSION,
+        "plan": {name: value for name, value in asdict(chosen).items() if value is not None},
+        "tenant": _tenant(tenant),
+        "strict": _flag("strict", strict),
+        "positions": _flag("positions", positions),
+    }
+
+
+def parse(params: object, token_ids: Sequence[int], recogniser: Recogniser | None = None) -> BlendRequest | None:
+    """Return what ``kv_transfer_params`` ask for a prompt of these token ids.
+
+    ``None`` if that is nothing of blend, or if known chunks are to be found and there are none. Those are found by
+    ``recogniser``; without one, a request for it is refused.
 
     Raises:
         InvalidInput: a field is missing, unknown or of a wrong kind.
@@ -117,16 +156,32 @@ def parse(params: object, token_ids: Sequence[int]) -> BlendRequest | None:
     """
     if params is None or not isinstance(params, Mapping) or KEY not in params:
         return None
-    wire = _fields(KEY, params[KEY], _FIELDS, required=("version", "segments"))
+    wire = _fields(KEY, params[KEY], _FIELDS, required=("version",))
     if wire["version"] != VERSION or isinstance(wire["version"], bool):
         raise InvalidInput(f"{KEY}.version", wire["version"], str(VERSION))
-    return BlendRequest(
-        prompt=Prompt(_segments(wire["segments"], token_ids)),
-        plan=_plan(wire.get("plan", {})),
-        tenant=_tenant(wire.get("tenant", DEFAULT_TENANT)),
-        strict=_flag("strict", wire.get("strict", False)),
-        positions=_flag("positions", wire.get("positions", False)),
-    )
+    plan, tenant = _plan(wire.get("plan", {})), _tenant(wire.get("tenant", DEFAULT_TENANT))
+    strict, positions = (_flag(name, wire.get(name, False)) for name in ("strict", "positions"))
+    recognise = _flag("recognise", wire.get("recognise", False))
+    if recognise == ("segments" in wire):
+        raise InvalidInput(KEY, "both" if recognise else "neither", "segments, or recognise as true")
+    if not recognise:
+        return BlendRequest(_laid_out(_named(wire["segments"], token_ids), token_ids), plan, tenant, strict, positions)
+    if recogniser is None:
+        raise InvalidInput("recognise", True, "false: this engine is not set to recognise chunks")
+    return recognised(recogniser, token_ids, plan, tenant, strict, positions)
+
+
+def recognised(
+    recogniser: Recogniser,
+    token_ids: Sequence[int],
+    plan: Plan,
+    tenant: str,
+    strict: bool = False,
+    positions: bool = False,
+) -> BlendRequest | None:
+    """Return a request to blend the tenant's known chunks in a prompt; ``None`` where it has none."""
+    found = recogniser.find(tenant, token_ids)
+    return BlendRequest(_laid_out(found, token_ids), plan, tenant, strict, positions) if found else None
 
 
 def wants_strict(params: object) -> bool:
@@ -135,10 +190,11 @@ def wants_strict(params: object) -> bool:
     return isinstance(wire, Mapping) and wire.get("strict") is True
 
 
-def _segments(wire: object, token_ids: Sequence[int]) -> list[Segment]:
+def _named(wire: object, token_ids: Sequence[int]) -> list[tuple[int, Part]]:
+    """Return the segments that a client named: positions, and parts of chunks."""
     if not isinstance(wire, Sequence) or isinstance(wire, str) or not wire:
         raise InvalidPrompt("segments", wire, "a list of at least one segment")
-    found: list[Segment] = []
+    found: list[tuple[int, Part]] = []
     at = 0
     for number, entry in enumerate(wire):
         name = f"segments[{number}]"
@@ -153,13 +209,24 @@ def _segments(wire: object, token_ids: Sequence[int]) -> list[Segment]:
         tokens = token_ids[start:end]
         if "digest" in fields and fields["digest"] != digest(tokens):
             raise InvalidPrompt(f"{name}.digest", fields["digest"], "the digest of the prompt's tokens there")
-        if at < start:
-            found.append(Text(token_ids[at:start]))
-        found.append(Chunk(tokens))
+        before, after = (_list(f"{name}.{which}", fields.get(which, [])) for which in ("before", "after"))
+        found.append((start, Part(Chunk((*before, *tokens, *after)), len(before), len(before) + len(tokens))))
         at = end
-    if at < len(token_ids):
-        found.append(Text(token_ids[at:]))
     return found
+
+
+def _laid_out(parts: Iterable[tuple[int, Part]], token_ids: Sequence[int]) -> Prompt:
+    """Return the prompt of these token ids with parts of chunks, in order, where they are, and text everywhere else."""
+    segments: list[Segment] = []
+    at = 0
+    for start, part in parts:
+        if at < start:
+            segments.append(Text(token_ids[at:start]))
+        segments.append(part.chunk if len(part) == len(part.chunk) else part)
+        at = start + len(part)
+    if at < len(token_ids):
+        segments.append(Text(token_ids[at:]))
+    return Prompt(segments)
 
 
 def _plan(wire: object) -> Plan:
@@ -180,6 +247,12 @@ def _fields(name: str, wire: object, known: frozenset[str], required: Sequence[s
 def _tenant(value: object) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_TENANT:
         raise InvalidInput("tenant", value, f"a name of 1 to {MAX_TENANT} characters")
+    return value
+
+
+def _list(name: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidInput(name, value, "a list of token ids")
     return value
 
 

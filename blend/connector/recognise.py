@@ -16,18 +16,14 @@ from bisect import bisect_right, insort
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
+from blend.connector.rolling import Fingerprints, Places, Tokens
 from blend.errors import InvalidInput
 from blend.types import Chunk, Part
-
-Numbers = npt.NDArray[np.uint64]
-Tokens = npt.NDArray[np.uint32]
-Places = npt.NDArray[np.int64]
 
 _MOST = 0xFFFFFFFF
 """The largest token id."""
@@ -233,7 +229,7 @@ class _Space:
     """One tenant's chunks, by their windows. Its fingerprints are like no other tenant's."""
 
     def __init__(self, secret: bytes, tenant: str, window: int, seam: int) -> None:
-        self._fingerprints = _Fingerprints(secret, tenant)
+        self._fingerprints = Fingerprints(secret, tenant)
         self._window = window
         self._seam = seam
         self.windows: dict[int, list[_Known]] = {}
@@ -303,51 +299,6 @@ def _run(equal: npt.NDArray[np.bool_]) -> Places:
     """How many are true of each row ``[C, seam]`` before the first that is not."""
     lengths: Places = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
     return lengths
-
-
-class _Fingerprints:
-    """A tenant's fingerprints, modulo 2**64: each token mixed with one secret, places weighted by powers of another."""
-
-    def __init__(self, secret: bytes, tenant: str) -> None:
-        raw = blake2b(tenant.encode(), key=secret[:64], digest_size=16, person=b"blend recognise").digest()
-        key, base = np.frombuffer(raw, "<u8").tolist()
-        self._key = np.uint64(key)
-        self._base = base | 5  # odd, so that it has an inverse; not 1, and no small order
-        self._inverse = pow(self._base, -1, 1 << 64)
-
-    def of(self, tokens: Tokens) -> _Rolled:
-        """Return the fingerprints of all spans of these tokens."""
-        mixed = tokens.astype(np.uint64) + self._key
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-        sums = np.zeros(len(tokens) + 1, np.uint64)
-        np.cumsum(mixed * _powers(self._base, len(tokens)), out=sums[1:])
-        return _Rolled(sums, _powers(self._inverse, len(tokens) + 1))
-
-
-def _powers(base: int, count: int) -> Numbers:
-    """Powers 0 to ``count - 1`` of a number, modulo 2**64."""
-    powers = np.full(count, base, np.uint64)
-    powers[:1] = 1
-    return np.cumprod(powers, dtype=np.uint64)
-
-
-@dataclass(frozen=True, eq=False)
-class _Rolled:
-    """Fingerprints of all spans of one sequence: a difference of ``sums`` before its end and start, moved to 0."""
-
-    sums: Numbers
-    back: Numbers
-
-    def between(self, starts: Places, ends: Places) -> Numbers:
-        """Return those of some spans."""
-        return (self.sums[ends] - self.sums[starts]) * self.back[starts]
-
-    def windows(self, size: int) -> Numbers:
-        """Return those of all spans of one size, in order."""
-        count = len(self.sums) - size
-        return (self.sums[size:] - self.sums[:count]) * self.back[:count]
 
 
 def _array(token_ids: Sequence[int]) -> Tokens:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from blend import Chunk, Plan, Prompt, Text
-from blend.connector.client import DEFAULT_TENANT, build_prompt, parse, wants_strict
+from blend import Chunk, Part, Plan, Prompt, Text
+from blend.connector.client import DEFAULT_TENANT, ask_to_recognise, build_prompt, parse, recognised, wants_strict
+from blend.connector.recognise import Recogniser
 from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
 
 HEADER, FIRST, SECOND, QUESTION = Text([1, 2]), Chunk([10, 11, 12]), Chunk([20, 21]), Text([7, 8])
@@ -32,6 +33,39 @@ def test_a_request_survives_json_and_comes_back_as_it_was_meant() -> None:
     assert found.prompt == Prompt(SEGMENTS)
     assert found.plan == Plan("query", ratio=0.2, variant="plain")
     assert (found.tenant, found.strict, found.end) == ("acme", True, 7)
+
+
+def test_a_part_of_a_chunk_travels_with_the_tokens_that_the_prompt_does_not_have() -> None:
+    segments = [HEADER, Part(FIRST, 1, 3), Part(SECOND, 0, 1), SECOND, Part(FIRST, 1, 2), QUESTION]
+    made = json.loads(json.dumps(build_prompt(segments)))
+    found = parse(made["kv_transfer_params"], made["prompt_token_ids"])
+    assert found is not None
+    assert found.prompt == Prompt(segments)
+    assert found.end == 8
+
+
+def test_known_chunks_are_found_in_an_ordinary_prompt() -> None:
+    recogniser = Recogniser(b"s" * 16, window=2, seam=1)
+    params = json.loads(json.dumps(ask_to_recognise(Plan("head", ratio=0.5), tenant="acme", positions=True)))
+    assert parse(params, IDS, recogniser) is None, "none is known"
+    recogniser.learn("acme", (9, *FIRST.token_ids))
+    recogniser.learn("acme", SECOND.token_ids)
+    found = parse(params, IDS, recogniser)
+    assert found is not None
+    assert found.prompt == Prompt([HEADER, Part(Chunk((9, *FIRST.token_ids)), 1, 4), SECOND, QUESTION])
+    assert (found.plan, found.tenant, found.strict, found.positions) == (Plan("head", ratio=0.5), "acme", False, True)
+    assert recognised(recogniser, IDS, found.plan, "acme", positions=True) == found
+    assert parse(params, QUESTION.token_ids, recogniser) is None
+    assert parse(ask_to_recognise(), IDS, recogniser) is None, "another tenant"
+
+
+def test_finding_chunks_takes_an_engine_that_does_and_no_named_ones() -> None:
+    with pytest.raises(InvalidInput, match="not set to recognise"):
+        parse(ask_to_recognise(), IDS)
+    with pytest.raises(InvalidInput, match="segments, or recognise"):
+        parse(wire(recognise=True), IDS)
+    with pytest.raises(InvalidInput, match="segments, or recognise"):
+        parse({"blend": {"version": 1, "recognise": False}}, IDS)
 
 
 def test_defaults_are_the_automatic_plan_and_the_default_tenant() -> None:
@@ -92,7 +126,10 @@ def test_segments_that_disagree_with_the_prompts_tokens_are_refused() -> None:
         ({"more": 1}, InvalidInput),
         ({"segments": [{"start": 2}]}, InvalidInput),
         ({"segments": [at(2, 5, key="k")]}, InvalidInput),
+        ({"segments": [at(2, 5, before=9)]}, InvalidInput),
+        ({"segments": [at(2, 5, after=[-1])]}, InvalidPrompt),
         ({"segments": [3]}, InvalidInput),
+        ({"recognise": 1}, InvalidInput),
     ],
 )
 def test_fields_that_are_wrong_missing_or_unknown_are_refused(changes: dict[str, Any], error: type[Exception]) -> None:
@@ -108,6 +145,9 @@ def test_fields_that_are_wrong_missing_or_unknown_are_refused(changes: dict[str,
         lambda: build_prompt(["text"]),  # type: ignore[list-item]
         lambda: build_prompt(SEGMENTS, "query"),  # type: ignore[arg-type]
         lambda: build_prompt(SEGMENTS, tenant=""),
+        lambda: ask_to_recognise("query"),  # type: ignore[arg-type]
+        lambda: ask_to_recognise(tenant=""),
+        lambda: ask_to_recognise(strict=1),  # type: ignore[arg-type]
         lambda: build_prompt(SEGMENTS, strict=1),  # type: ignore[arg-type]
     ],
 )
