@@ -363,6 +363,17 @@ class Tier(ABC):
             TierUnavailable: the tier failed.
         """
 
+    def headers(self, keys: Iterable[ObjectKey]) -> Iterator[Header]:
+        """Iterate over the verified headers of those of these objects that are here, with no payload read for it.
+
+        Not a use, for eviction. Nothing where a header is not to be had without a look-up that counts; what is corrupt
+        is left out.
+
+        Raises:
+            TierUnavailable: the tier failed.
+        """
+        return iter(())
+
     def tenants(self) -> tuple[TenantUsage, ...]:
         """Return what every tenant holds here, and its quota; none where this tier knows of no tenants."""
         return ()

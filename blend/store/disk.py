@@ -17,6 +17,7 @@ from blend.store.diskfile import OpenFile, StoredFile, read_header, read_range
 from blend.store.diskspace import DiskSpace
 from blend.store.fileio import READ, FileIO, close, describe, write_all
 from blend.store.key import ObjectKey, check_content
+from blend.store.layout import Header
 from blend.store.lease import TimedLease
 from blend.store.observed import ObservedLedger
 from blend.store.residency import ResidencyObserver
@@ -177,6 +178,20 @@ class DiskTier(Tier):
             return iter(self._space.sizes())
         except OSError as error:
             raise self._failed("listing", error) from error
+
+    def headers(self, keys: Iterable[ObjectKey]) -> Iterator[Header]:
+        self._check_open()
+        return filter(None, map(self._header, keys))
+
+    def _header(self, key: ObjectKey) -> Header | None:
+        """Return an object's header, a read of a few kilobytes; ``None`` where it is not there, or corrupt."""
+        self._check_open()
+        held = self._look(key)
+        try:
+            file = self._open(held) if held is not None else None
+        except ObjectCorrupt:
+            return None
+        return file.header if file is not None else None
 
     def tenants(self) -> tuple[TenantUsage, ...]:
         """Return what every tenant holds, in all processes together, with the quotas of this one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from blend.errors import Closed, ResourceExhausted, StoreError
 from blend.store.arena import Arena, Block
@@ -173,6 +173,12 @@ class HostTier(Tier):
         with self._lock:
             self._require_open()
             return iter([(held.key, held.nbytes) for held in self._ledger.objects()])
+
+    def headers(self, keys: Iterable[ObjectKey]) -> Iterator[Header]:
+        with self._lock:
+            self._require_open()
+            held = [self._ledger.find(key) for key in keys]
+            return iter([one.header for one in held if one is not None and one.header is not None])
 
     def tenants(self) -> tuple[TenantUsage, ...]:
         with self._lock:

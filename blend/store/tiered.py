@@ -301,6 +301,21 @@ class TieredStore(Tier):
         self._require_open()
         return usage_by_namespace(self.tiers, self.count_fault)
 
+    def headers(self, keys: Iterable[ObjectKey]) -> Iterator[Header]:
+        """Iterate over headers of these objects, each from the fastest tier that tells it; a tier that fails is left
+        out."""
+        self._require_open()
+        left = dict.fromkeys(keys)
+        found: list[Header] = []
+
+        def take(tier: Tier) -> None:
+            for header in tier.headers(tuple(left)):
+                del left[header.key]
+                found.append(header)
+
+        self._ask(take)
+        return iter(found)
+
     def tenants(self) -> tuple[TenantUsage, ...]:
         """Return what every tenant holds in all tiers together; its quota is that of a single one."""
         self._require_open()

@@ -381,6 +381,21 @@ def test_variants_of_a_content_key(tier: Tier) -> None:
     tier.check_integrity()
 
 
+def test_headers_are_told_without_a_use(make_tier: MakeTier) -> None:
+    tier = make_tier(3 * OBJECT_NBYTES)
+    (first, _), (second, _), (third, _), (absent, _) = objects = [make(seed) for seed in range(4)]
+    for header, payload in objects[:3]:
+        tier.put(header, payload)
+    before = tier.stats()
+    told = list(tier.headers([absent.key, first.key, third.key]))
+    assert {header.key: header for header in told} == {first.key: first, third.key: third}
+    assert tier.stats() == before
+    assert list(tier.headers([])) == []
+    tier.put(*make(9))
+    assert not tier.contains(first.key), "it was still the least recently used one"
+    assert list(tier.headers([first.key, second.key])) == [second]
+
+
 def test_keys_and_counts(tier: Tier) -> None:
     objects = [make(seed) for seed in range(4)]
     for header, payload in objects:
@@ -408,6 +423,7 @@ def test_a_closed_tier_says_so_and_leases_stay_good(tier: Tier) -> None:
         lambda: tier.contains(header.key),
         lambda: tier.remove(header.key),
         lambda: tier.variants(header.key.content),
+        lambda: tier.headers([header.key]),
         tier.keys,
         tier.stats,
         tier.check_integrity,

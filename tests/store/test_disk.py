@@ -51,6 +51,23 @@ def test_objects_are_there_after_a_restart(tmp_path: Path, fsync: bool) -> None:
         tier.check_integrity()
 
 
+def test_headers_are_read_without_payloads_and_what_is_corrupt_is_left_out(tmp_path: Path) -> None:
+    objects = [make(seed) for seed in range(3)]
+    with DiskTier(tmp_path, 1 << 20) as tier:
+        for header, payload in objects:
+            tier.put(header, payload)
+    for number, at in ((0, 200), (1, -1)):  # a bit of one's header, and one of another's payload
+        path = path_of(tmp_path, objects[number][0])
+        raw = bytearray(path.read_bytes())
+        raw[at] ^= 1
+        path.write_bytes(raw)
+    with DiskTier(tmp_path, 1 << 20) as tier:
+        told = {header.key: header.token_ids for header in tier.headers(list(tier.keys()))}
+        assert told == {header.key: header.token_ids for header, _ in objects[1:]}
+        assert tier.stats().quarantined == 1
+        tier.check_integrity()
+
+
 def test_starting_up_over_budget_evicts_the_oldest(tmp_path: Path) -> None:
     objects = [make(seed) for seed in range(4)]
     with DiskTier(tmp_path, 1 << 20) as tier:
