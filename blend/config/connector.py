@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-from blend.config.checks import at_least
+from blend.config.checks import at_least, one_of
 from blend.config.engine import EngineConfig
 from blend.config.mooncake import MooncakeConfig
 from blend.config.store import StoreConfig
@@ -30,6 +30,9 @@ class ConnectorConfig:
             the time that the step's forward pass takes.
         capture_queue: most missing chunks that wait to be encoded, which is done while no request is under way; 0 has
             none encoded.
+        recognise: for whom known chunks are found in a prompt that does not name them: for nobody (``off``), for a
+            request that asks for it (``asked``), or for every one that brings no cache salt of its own, by the default
+            plan and tenant (``always``).
         store: the tiered store. Each tensor-parallel rank has one of its own for its part of every chunk; ranks on one
             machine share the directory and the disk tier's budget.
     """
@@ -40,6 +43,7 @@ class ConnectorConfig:
     scratch_tokens: int | None = None
     step_share: float = 0.75
     capture_queue: int = 256
+    recognise: Literal["off", "asked", "always"] = "asked"
     store: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self) -> None:
@@ -50,6 +54,7 @@ class ConnectorConfig:
         if not 0 < self.step_share <= 100:
             raise InvalidConfig("step_share", self.step_share, "a number above 0, at most 100")
         at_least("capture_queue", self.capture_queue, 0, "chunks")
+        one_of("recognise", self.recognise, ("off", "asked", "always"))
         EngineConfig(kernels=self.kernels, sink=self.sink)
 
     @classmethod

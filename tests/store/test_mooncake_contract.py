@@ -19,7 +19,11 @@ from tests.store.mooncake_server import Master, cluster, config_for
 __all__ = ["cluster"]
 _prefixes = count()
 # Parametrized for the tiers of one machine alone, or reaching into their insides.
-_OWN = {"test_leases_pin_and_the_least_recently_used_goes_first", "test_integrity_finds_what_does_not_add_up"}
+_OWN = {
+    "test_headers_are_told_without_a_use",
+    "test_leases_pin_and_the_least_recently_used_goes_first",
+    "test_integrity_finds_what_does_not_add_up",
+}
 for _name, _test in vars(contract).items():
     if _name.startswith("test_") and _name not in _OWN:
         globals()[_name] = _test
