@@ -25,6 +25,7 @@ from blend.store import (
     content_key,
     new_generation,
 )
+from blend.store.key import model_of
 from blend.types import Chunk, Prompt, Variant
 
 Which = Literal["none", "exact", "all"]
@@ -93,6 +94,23 @@ class ChunkCache:
     def has(self, chunk: Chunk, tenant: str) -> bool:
         """Return whether the plain variant seems to be stored. A hint: only a load knows."""
         return self.store.contains(ObjectKey(self.key(chunk, tenant), "plain"))
+
+    def known(self, most: int) -> list[tuple[bytes, tuple[int, ...]]]:
+        """Return namespace digest and token ids of this model's chunks that the store can tell of, all tenants'.
+
+        What was used or stored last comes last, as far as the store knows; of what is more than ``most`` tokens, the
+        others are left out. A header is read for each, and no payload.
+        """
+        model = model_of(self.namespace("default").tag)
+        keys = {key.content: key for key in list(self.store.keys()) if model_of(key.namespace) == model}
+        found: list[tuple[bytes, tuple[int, ...]]] = []
+        for key in reversed(keys.values()):
+            for header in self.store.headers([key]):
+                most -= header.tokens
+                if most < 0:
+                    return found[::-1]
+                found.append((header.namespace, header.token_ids))
+        return found[::-1]
 
     def encode(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk] = ()) -> tuple[Stored | None, bool]:
         """Compute a chunk's KV behind the sink (and behind related chunks) and give it to the store.

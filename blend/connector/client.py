@@ -18,14 +18,11 @@ import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+from typing import Any, Protocol, TypedDict, TypeGuard
 
 from blend.config import MAX_TENANT
 from blend.errors import InvalidInput, InvalidPrompt
 from blend.types import Chunk, Part, Plan, Prompt, Segment, Text
-
-if TYPE_CHECKING:
-    from blend.connector.recognise import Recogniser
 
 KEY = "blend"
 """The entry of ``kv_transfer_params`` that is blend's own."""
@@ -33,6 +30,13 @@ VERSION = 1
 DEFAULT_TENANT = "default"
 _FIELDS = frozenset(("version", "plan", "segments", "recognise", "tenant", "strict", "positions"))
 _SEGMENT = frozenset(("start", "end", "digest", "before", "after"))
+
+
+class Finder(Protocol):
+    """What finds known chunks, such as a :class:`blend.connector.recognise.Recogniser`."""
+
+    def find(self, tenant: str, token_ids: Sequence[int]) -> list[tuple[int, Part]]:
+        """Return position and part of each of the tenant's known chunks in a prompt, in order."""
 
 
 class BlendPrompt(TypedDict):
@@ -143,11 +147,11 @@ def _common(plan: Plan | None, tenant: str, strict: bool, positions: bool) -> di
     }
 
 
-def parse(params: object, token_ids: Sequence[int], recogniser: Recogniser | None = None) -> BlendRequest | None:
+def parse(params: object, token_ids: Sequence[int], known: Finder | None = None) -> BlendRequest | None:
     """Return what ``kv_transfer_params`` ask for a prompt of these token ids.
 
-    ``None`` if that is nothing of blend, or if known chunks are to be found and there are none. Those are found by
-    ``recogniser``; without one, a request for it is refused.
+    ``None`` if that is nothing of blend, or if ``known`` chunks are to be found and there are none. Where none are
+    known at all, a request for it is refused.
 
     Raises:
         InvalidInput: a field is missing, unknown or of a wrong kind.
@@ -166,13 +170,13 @@ def parse(params: object, token_ids: Sequence[int], recogniser: Recogniser | Non
         raise InvalidInput(KEY, "both" if recognise else "neither", "segments, or recognise as true")
     if not recognise:
         return BlendRequest(_laid_out(_named(wire["segments"], token_ids), token_ids), plan, tenant, strict, positions)
-    if recogniser is None:
+    if known is None:
         raise InvalidInput("recognise", True, "false: this engine is not set to recognise chunks")
-    return recognised(recogniser, token_ids, plan, tenant, strict, positions)
+    return recognised(known, token_ids, plan, tenant, strict, positions)
 
 
 def recognised(
-    recogniser: Recogniser,
+    known: Finder,
     token_ids: Sequence[int],
     plan: Plan,
     tenant: str,
@@ -180,7 +184,7 @@ def recognised(
     positions: bool = False,
 ) -> BlendRequest | None:
     """Return a request to blend the tenant's known chunks in a prompt; ``None`` where it has none."""
-    found = recogniser.find(tenant, token_ids)
+    found = known.find(tenant, token_ids)
     return BlendRequest(_laid_out(found, token_ids), plan, tenant, strict, positions) if found else None
 
 

@@ -25,6 +25,8 @@ from blend.connector.rolling import Fingerprints, Places, Tokens
 from blend.errors import InvalidInput
 from blend.types import Chunk, Part
 
+RECOGNISED_TOKENS = 1 << 22
+"""Of known chunks, by default."""
 _MOST = 0xFFFFFFFF
 """The largest token id."""
 
@@ -46,7 +48,9 @@ class Recogniser:
         InvalidInput: a value is out of range.
     """
 
-    def __init__(self, secret: bytes, window: int = 16, seam: int = 8, limit: int = 1 << 22, crowd: int = 4) -> None:
+    def __init__(
+        self, secret: bytes, window: int = 16, seam: int = 8, limit: int = RECOGNISED_TOKENS, crowd: int = 4
+    ) -> None:
         if not isinstance(secret, bytes) or len(secret) < 16:
             raise InvalidInput("secret", "…", "at least 16 bytes")
         for name, value, least in (("window", window, 1), ("seam", seam, 0), ("limit", limit, 0), ("crowd", crowd, 1)):

@@ -4,16 +4,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blend import Chunk, Plan, Prompt, Text
-from blend.config import ConnectorConfig
-from blend.connector.client import build_prompt
+from blend import Chunk, Part, Plan, Prompt, Text
+from blend.config import ConnectorConfig, StoreConfig
+from blend.connector.client import BlendRequest, ask_to_recognise, build_prompt
 from tests import tiny
-from tests.connector.conftest import require_vllm
+from tests.connector.conftest import require_vllm, store_settings
 
 require_vllm()
 
@@ -22,6 +23,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
+from blend.connector.vllm.known import Stored
 from blend.connector.vllm.scheduling import Scheduling
 
 BLOCK = 16
@@ -43,9 +45,15 @@ def request(
     prompt: Prompt, plan: Plan | None = None, name: str = "one", salt: str | None = None, **params: Any
 ) -> Request:
     wire = None if plan is None else build_prompt(prompt, plan, **params)["kv_transfer_params"]
+    return ordinary(prompt.token_ids, wire, name, salt)
+
+
+def ordinary(
+    token_ids: Sequence[int], wire: dict[str, Any] | None = None, name: str = "one", salt: str | None = None
+) -> Request:
     return Request(
         name,
-        list(prompt.token_ids),
+        list(token_ids),
         SamplingParams(max_tokens=4, extra_args=None if wire is None else {"kv_transfer_params": wire}),
         None,
         cache_salt=salt,
@@ -124,6 +132,8 @@ def test_blocks_that_fill_up_later_go_on_from_the_blended_ones(half: Scheduling)
 
 def test_everything_that_the_blended_kv_depends_on_keeps_blocks_apart(half: Scheduling) -> None:
     other_question = Prompt([*PROMPT.segments[:-1], Text(range(30, 50))])
+    chunk = tiny.chunks_of(PROMPT)[0]
+    longer = [Part(Chunk((*chunk.token_ids, 9)), 0, len(chunk))]
     shifted = Prompt([*PROMPT.segments[:1], *tiny.chunks_of(tiny.prompt(seed=5)), PROMPT.segments[-1]])
     found = [
         hashes(half, PROMPT, HEAD),
@@ -133,6 +143,7 @@ def test_everything_that_the_blended_kv_depends_on_keeps_blocks_apart(half: Sche
         hashes(half, PROMPT, HEAD, salt="theirs"),
         hashes(half, shifted, HEAD),
         hashes(half, other_question, QUERY),
+        hashes(half, Prompt([*PROMPT.segments[:1], *longer, *PROMPT.segments[2:]]), HEAD),
     ]
     blended = [tuple(each[2:5]) for each in found]
     assert len(set(blended)) == len(blended)
@@ -163,6 +174,70 @@ def test_where_vllm_would_compute_what_was_not_loaded_nothing_can_be_refused(mod
     strict = request(PROMPT, HEAD, strict=True)
     half.arrived(strict)
     assert half.matched(strict, 0) == 0
+
+
+CHUNK = Chunk(tiny.random_ids(60, 7))
+TEXT = (*tiny.random_ids(BLOCK, 8), *CHUNK.token_ids[2:-3], *tiny.random_ids(20, 9))
+
+
+def recognising(model: Path, recognise: Any) -> Scheduling:
+    """One that knows a chunk, for a request has named it."""
+    half = Scheduling(str(model), BLOCK, 512, ConnectorConfig(recognise=recognise), "", fails=True)
+    half.arrived(request(Prompt([CHUNK, Text((5,))]), HEAD, "first"))
+    return half
+
+
+def job_of(half: Scheduling, asked: Request) -> BlendRequest | None:
+    half.arrived(asked)
+    if matched := half.matched(asked, 0):
+        half.allocated(asked, (1, 2), matched)
+    return next((job.request for job in half.take_jobs()), None)
+
+
+def test_a_chunk_that_was_named_before_is_found_in_a_prompt_by_who_asks_for_it(model: Path) -> None:
+    half = recognising(model, "asked")
+    found = job_of(half, ordinary(TEXT, ask_to_recognise(HEAD), "two"))
+    assert found is not None
+    assert (found.plan, list(found.prompt.parts())) == (HEAD, [(BLOCK, Part(CHUNK, 2, 57))])
+    assert job_of(half, ordinary(TEXT, ask_to_recognise(HEAD, tenant="acme"), "three")) is None
+    assert job_of(half, ordinary(TEXT, None, "four")) is None
+    assert job_of(half, ordinary(TEXT[:40], ask_to_recognise(HEAD), "five")) is None
+
+
+def test_an_engine_that_is_not_to_recognise_refuses_whoever_asks_strictly(model: Path) -> None:
+    half = recognising(model, "off")
+    assert job_of(half, ordinary(TEXT, ask_to_recognise(HEAD), "two")) is None
+    strict = ordinary(TEXT, ask_to_recognise(HEAD, strict=True), "three")
+    half.arrived(strict)
+    assert half.matched(strict, 0) == 1
+
+
+def test_where_every_prompt_is_looked_at_a_salt_of_its_own_exempts_one(model: Path) -> None:
+    half = recognising(model, "always")
+    half._exact = lambda plan: False  # type: ignore[method-assign]  # as with a calibration
+    found = job_of(half, ordinary(TEXT, None, "two"))
+    assert found is not None
+    assert (found.plan, list(found.prompt.parts())) == (Plan(), [(BLOCK, Part(CHUNK, 2, 57))])
+    assert job_of(half, ordinary(TEXT, None, "three", salt="theirs")) is None
+    assert job_of(half, ordinary(TEXT, ask_to_recognise(HEAD, tenant="acme"), "four")) is None
+
+
+def test_what_the_store_had_at_start_up_is_known_to_its_tenant_alone(model: Path, tmp_path: Path) -> None:
+    store = StoreConfig(**store_settings(tmp_path))
+    with tiny.engine(model, tmp_path, store=store) as engine:
+        engine.precompute([CHUNK], namespace="acme")
+        engine.precompute([Chunk(tiny.random_ids(50, 3))])
+    with tiny.engine(model, tmp_path, store=store) as engine:
+        cache = engine._chunks
+        assert [len(ids) for _, ids in cache.known(110)] in ([60, 50], [50, 60])
+        assert len(cache.known(109)) == 1
+        stored = Stored.of(cache, 1000)
+        assert cache.store.stats().hits == 0
+    half = Scheduling(str(model), BLOCK, 512, ConnectorConfig(), "", fails=True)
+    assert half.known is not None
+    half.known.start(stored)
+    assert job_of(half, ordinary(TEXT, ask_to_recognise(HEAD), "one")) is None
+    assert job_of(half, ordinary(TEXT, ask_to_recognise(HEAD, tenant="acme"), "two")) is not None
 
 
 def test_nothing_is_kept_of_requests_that_have_ended(half: Scheduling) -> None:

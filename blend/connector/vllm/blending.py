@@ -185,5 +185,5 @@ def _own(job: Job, blend: Blend) -> Tensor:
 
 
 def _chunks_at(request: BlendRequest, starts: Sequence[int]) -> tuple[Chunk, ...]:
-    at = {start: segment for start, _, segment in request.prompt.spans() if isinstance(segment, Chunk)}
+    at = {start: part.chunk for start, part in request.prompt.parts()}
     return tuple(dict.fromkeys(at[start] for start in starts))

@@ -11,6 +11,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
@@ -24,6 +25,7 @@ from vllm.v1.request import Request
 
 from blend.config import ConnectorConfig
 from blend.connector.vllm.jobs import Job, Outcomes
+from blend.connector.vllm.known import Stored
 from blend.connector.vllm.scheduling import Scheduling
 from blend.connector.vllm.support import refusal
 
@@ -66,8 +68,10 @@ class Done(KVConnectorWorkerMetadata):
 class BlendConnector(KVConnectorBase_V1):
     """Chunk KV out of blend's store for vLLM's requests, with a few tokens computed afresh.
 
-    A request asks for it by ``kv_transfer_params`` from :func:`blend.connector.client.build_prompt`; others are none
-    of its business. ``kv_connector_extra_config`` holds the settings of :class:`blend.config.ConnectorConfig`.
+    A request asks for it by ``kv_transfer_params`` from :func:`blend.connector.client.build_prompt`, or
+    :func:`~blend.connector.client.ask_to_recognise`; others are none of its business, unless its settings say that
+    known chunks are found in all of them. ``kv_connector_extra_config`` holds the settings of
+    :class:`blend.config.ConnectorConfig`.
 
     Raises:
         InvalidConfig: a setting is wrong.
@@ -103,6 +107,12 @@ class BlendConnector(KVConnectorBase_V1):
         return False
 
     # ------------------------------------------------------------- scheduler
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        """Take note of what the store has: once, before any request comes. All ranks have the same chunks."""
+        stored = metadata.get(0)
+        if self.scheduling is not None and self.scheduling.known is not None and isinstance(stored, Stored):
+            self.scheduling.known.start(stored)
 
     def on_new_request(self, request: Request) -> None:
         """Read what a request asks for, and keep its blocks apart from others'."""
@@ -146,6 +156,10 @@ class BlendConnector(KVConnectorBase_V1):
         return self._busy or self._resetting
 
     # ---------------------------------------------------------------- worker
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Return what the store has, for the scheduler's half; ``None`` where no chunks are to be found in prompts."""
+        return None if self.worker is None or self._settings.recognise == "off" else self.worker.stored()
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Run the self-tests and open the store. The caches themselves are reached through vLLM's layers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
 from blend.config import ConnectorConfig
-from blend.connector.client import KEY, BlendRequest, digest, parse, wants_strict
+from blend.connector.client import DEFAULT_TENANT, KEY, BlendRequest, digest, parse, recognised, wants_strict
 from blend.connector.vllm.jobs import Job, Outcomes, Report
+from blend.connector.vllm.known import KnownChunks
 from blend.errors import BlendError, InvalidInput
 from blend.model import source
 from blend.recompute import calibration, planner
-from blend.types import Chunk, Plan
+from blend.types import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +38,16 @@ class Scheduling:
         settings: the connector's own.
         refusal: why nothing can be blended in this engine, or an empty string.
         fails: whether vLLM fails a request whose blocks could not be loaded, which refusing one takes.
+
+    Attributes:
+        known: the chunks that are found in prompts which do not name them; ``None`` where none are to be found.
     """
 
     def __init__(
         self, model: str, block_size: int, longest: int, settings: ConnectorConfig, refusal: str, fails: bool
     ) -> None:
+        self.known = None if settings.recognise == "off" else KnownChunks()
+        self._always = settings.recognise == "always"
         self._fails = fails
         self._model = model
         self._block_size = block_size
@@ -87,9 +94,34 @@ class Scheduling:
             _rehash(request, _first_chunk(asked), salt, self._block_size)
 
     def _read(self, request: Request) -> BlendRequest | None:
-        asked = parse(request.kv_transfer_params, request.prompt_token_ids or ())
-        if asked is None:
+        params, token_ids = request.kv_transfer_params, request.prompt_token_ids or ()
+        if not (isinstance(params, Mapping) and KEY in params):
+            return self._recognise(request, token_ids)
+        self._check(request)
+        asked = parse(params, token_ids, self.known)
+        if asked is None or self._exact(asked.plan):
             return None
+        if self.known is not None:
+            for _, part in asked.prompt.parts():
+                self.known.learn(asked.tenant, part.chunk.token_ids)
+        return asked
+
+    def _recognise(self, request: Request, token_ids: Sequence[int]) -> BlendRequest | None:
+        """Return what is asked for a request that asks for nothing."""
+        plan = Plan()
+        if not self._always or self.known is None or request.cache_salt is not None or self._exact(plan):
+            return None
+        try:
+            self._check(request)
+        except InvalidInput:
+            return None
+        return recognised(self.known, token_ids, plan, DEFAULT_TENANT)
+
+    def _exact(self, plan: Plan) -> bool:
+        return planner.decide(plan, self._calibration).method in ("full", "prefix")
+
+    def _check(self, request: Request) -> None:
+        """Refuse what cannot be blended, whatever chunks there are."""
         if self._refusal:
             raise InvalidInput("engine", self._refusal, "a configuration that can be blended in")
         if request.lora_request is not None:
@@ -100,10 +132,8 @@ class Scheduling:
             raise InvalidInput("prompt", "embeddings or other modalities", "token ids alone")
         if request.skip_reading_prefix_cache:
             raise InvalidInput("prompt_logprobs", "asked for", "none: they need every token computed")
-        if len(asked.prompt) > self._longest:
-            raise InvalidInput("prompt", f"{len(asked.prompt)} tokens", f"at most {self._longest}")
-        decision = planner.decide(asked.plan, self._calibration)
-        return None if decision.method in ("full", "prefix") else asked
+        if request.num_prompt_tokens > self._longest:
+            raise InvalidInput("prompt", f"{request.num_prompt_tokens} tokens", f"at most {self._longest}")
 
     def matched(self, request: Request, computed: int) -> int | None:
         """Return how many tokens behind the ``computed`` ones will be filled in. At least one is left to vLLM.
@@ -170,7 +200,7 @@ def _end(asked: BlendRequest) -> int:
 
 
 def _first_chunk(asked: BlendRequest) -> int:
-    return next(start for start, _, segment in asked.prompt.spans() if isinstance(segment, Chunk))
+    return next(start for start, _ in asked.prompt.parts())
 
 
 def _rehash(request: Request, first: int, salt: str, block_size: int) -> None:
@@ -198,11 +228,7 @@ def _salt(asked: BlendRequest, model: str, salt: str | None) -> str:
     """Digest of what a request's blended KV depends on: tenant, model, plan, chunks, and the text where it matters."""
     plan: Plan = asked.plan
     by_chunks = plan.method in _OF_CHUNKS_ALONE
-    spans = [
-        (start, end, digest(segment.token_ids))
-        for start, end, segment in asked.prompt.spans()
-        if isinstance(segment, Chunk)
-    ]
+    spans = [(start, part.first, part.end, digest(part.chunk.token_ids)) for start, part in asked.prompt.parts()]
     fields: dict[str, Any] = {
         "tenant": asked.tenant,
         "model": model,

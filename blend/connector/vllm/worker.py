@@ -15,9 +15,11 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from blend.chunks import ChunkCache
 from blend.config import ConnectorConfig
 from blend.connector.client import DEFAULT_TENANT
+from blend.connector.recognise import RECOGNISED_TOKENS
 from blend.connector.vllm.blending import Blender
 from blend.connector.vllm.decoder import EngineDecoder, skeleton_of
 from blend.connector.vllm.jobs import Job
+from blend.connector.vllm.known import Stored
 from blend.connector.vllm.pages import Pages
 from blend.connector.vllm.plugin import root_of
 from blend.connector.vllm.queue import Queue
@@ -97,6 +99,10 @@ class Worker:
         self._device = decoder.device
         self._share = settings.step_share
         self._began = perf_counter()
+
+    def stored(self) -> Stored:
+        """Return what the store has of this model."""
+        return Stored.of(self.chunks, RECOGNISED_TOKENS)
 
     def begin(self) -> None:
         """Take note of the beginning of a step, before its forward pass."""
