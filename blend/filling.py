@@ -210,7 +210,7 @@ class Filling:
         everywhere = self._shards.everywhere([report.outcome == "hit" for report in found])
         for place, report, held in zip(self._places, found, everywhere, strict=True):
             if report.outcome == "hit" and not held:
-                report = ChunkReport(place.key, place.start, len(place.chunk), "miss", reason=ELSEWHERE)
+                report = ChunkReport(place.key, place.start, len(place.part), "miss", reason=ELSEWHERE)
             repeated = place.wanted in seen
             loaded.reports.append(replace(report, nbytes=0) if repeated else report)
             if report.outcome != "hit":

@@ -74,6 +74,14 @@ def test_a_compiled_model_at_ratio_one_is_its_own_full_prefill(served: Vllm, nat
     agree(served.ask(Ask(prompt, Plan("random", ratio=1.0)), tokens=4), [full])
 
 
+def test_vllms_own_registry_has_the_connectors_metrics(served: Vllm, native: Engine) -> None:
+    before = _metric(served, "vllm:blend_requests", outcome="blended")
+    served.forget_prefixes()
+    served.ask(Ask(prompt_of(250, native), Plan("head", ratio=0.15)))
+    assert _metric(served, "vllm:blend_requests", outcome="blended") == before + 1
+    assert _metric(served, "vllm:blend_chunks", outcome="hit") >= 4
+
+
 def test_a_preempted_request_is_blended_again(served: Vllm, native: Engine) -> None:
     plan = Plan("query", ratio=0.15)
     prompts = [prompt_of(seed, native) for seed in (300, 400)]
@@ -82,9 +90,9 @@ def test_a_preempted_request_is_blended_again(served: Vllm, native: Engine) -> N
         served.forget_prefixes()
         alone += served.ask(Ask(prompt, plan), tokens=200)
     served.forget_prefixes()
-    before = _preemptions(served)
+    before = _metric(served, "vllm:num_preemptions")
     together = served.ask(*[Ask(prompt, plan) for prompt in prompts], tokens=200)
-    assert _preemptions(served) > before
+    assert _metric(served, "vllm:num_preemptions") > before
     agree(together, alone)
 
 
@@ -159,5 +167,10 @@ def _layout_refusal(worker: Any, wrong: bool = False) -> str:
     return ""
 
 
-def _preemptions(served: Vllm) -> float:
-    return sum(metric.value for metric in served.llm.get_metrics() if metric.name == "vllm:num_preemptions")
+def _metric(served: Vllm, name: str, **labels: str) -> float:
+    """A counter of vLLM's, over all labels that are not named."""
+    return sum(
+        metric.value
+        for metric in served.llm.get_metrics()
+        if metric.name == name and labels.items() <= metric.labels.items()
+    )

@@ -90,11 +90,26 @@ class Blender:
             filling.close()
         raise fault or TierUnavailable("another rank could not look up its chunks")
 
-    def compute(self, job: Job) -> None:
-        """Fill the job's blocks at full prefill, with nothing from the store."""
+    def compute(self, job: Job, reason: str) -> Report:
+        """Fill the job's blocks at full prefill, with nothing from the store; returns its report."""
+        begun = clock()
         token_ids = torch.tensor(job.request.prompt.token_ids, device=self._decoder.device)
         positions = torch.arange(job.computed, job.end, device=token_ids.device)
         self._pages.recompute(token_ids[positions], positions, job.blocks)
+        return Report(
+            method="full",
+            reason=reason,
+            computed=job.computed,
+            filled=job.end - job.computed,
+            cached=0,
+            selected=0,
+            recomputed=len(positions),
+            charged_ratio=1.0,
+            chunks=(),
+            load_ms=0.0,
+            select_ms=0.0,
+            recompute_ms=(clock() - begun) * 1e3,
+        )
 
     def _attempt(self, job: Job, decision: planner.Decision, filling: Filling) -> tuple[Report, tuple[Chunk, ...]]:
         begun, request = clock(), job.request

@@ -26,6 +26,7 @@ from vllm.v1.request import Request
 from blend.config import ConnectorConfig
 from blend.connector.vllm.jobs import Job, Outcomes
 from blend.connector.vllm.known import Stored
+from blend.connector.vllm.metrics import PrometheusMetrics, Stats
 from blend.connector.vllm.scheduling import Scheduling
 from blend.connector.vllm.support import refusal
 
@@ -101,6 +102,22 @@ class BlendConnector(KVConnectorBase_V1):
                 model, group.kv_cache_spec.block_size, longest, self._settings, self._refusal, fails
             )
 
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """Return statistics that hold ``data``, as vLLM passes them on."""
+        return Stats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PrometheusMetrics:
+        """Return the metrics that statistics go to, made in vLLM's own registry."""
+        return PrometheusMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     @property
     def requires_kv_delivery(self) -> bool:
         """Whether somebody waits for KV that a request hands on: nobody does."""
@@ -150,6 +167,10 @@ class BlendConnector(KVConnectorBase_V1):
         if self.scheduling is not None and isinstance(found, Done):
             self._busy = found.busy
             self.scheduling.came_to(found.outcomes)
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """Return what has become of requests since the last call; the worker's half counts nothing of its own."""
+        return None if self.scheduling is None else self.scheduling.take_stats()
 
     def has_pending_push_work(self) -> bool:
         """Whether steps are wanted although no request is under way: missing chunks are encoded in such."""

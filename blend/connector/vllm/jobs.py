@@ -83,14 +83,16 @@ class Outcomes:
     """What became of requests since the last step, by vLLM's ids.
 
     ``ended`` are no longer under way: blended, given up, or ``failed``, which are those whose blocks were not filled.
+    ``encoded`` counts missing chunks that were encoded.
     """
 
     ended: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
     reports: tuple[tuple[str, Report], ...] = ()
+    encoded: int = 0
 
     def beside(self, other: Outcomes) -> Outcomes:
         """Return what two ranks tell of the same requests as one. Blocks are filled where they are on both."""
         theirs = dict(other.reports)
         reports = tuple((name, mine.beside(theirs.get(name, mine))) for name, mine in self.reports)
-        return Outcomes(self.ended | other.ended, self.failed | other.failed, reports)
+        return Outcomes(self.ended | other.ended, self.failed | other.failed, reports, self.encoded)

@@ -67,6 +67,7 @@ class Queue:
         self._ended: set[str] = set()
         self._failed: set[str] = set()
         self._reports: dict[str, Report] = {}
+        self._encoded = 0
 
     @property
     def open(self) -> int:
@@ -133,19 +134,23 @@ class Queue:
             report, missed = self._blender.run(job, entry.filling.result)
         except (BlendError, *FAULTS) as error:
             _log.warning("request %s runs at full prefill, for blending failed", job.request_id, exc_info=error)
-            self._compute(job)
+            self._compute(entry, f"blending failed: {error}")
             return
         self._reports[job.request_id] = report.timed(entry.begun - entry.arrived, entry.task.paused)
         for chunk in missed:
             if len(self._missed) < self._capture:
                 self._missed[chunk, job.request.tenant] = None
 
-    def _compute(self, job: Job) -> None:
+    def _compute(self, entry: _Entry, reason: str) -> None:
+        name = entry.job.request_id
         try:
-            self._blender.compute(job)
+            report = self._blender.compute(entry.job, reason)
         except FAULTS as error:
-            _log.warning("the blocks of request %s could not be filled", job.request_id, exc_info=error)
-            self._failed.add(job.request_id)
+            _log.warning("the blocks of request %s could not be filled", name, exc_info=error)
+            self._failed.add(name)
+            return
+        assert entry.task is not None
+        self._reports[name] = report.timed(entry.begun - entry.arrived, entry.task.paused)
 
     def _encode(self, seconds: float) -> bool:
         """Go on encoding missing chunks; returns whether there were any."""
@@ -157,6 +162,7 @@ class Queue:
             self._encoding = Task(partial(self._put, chunk, tenant), self._pace)
         if self._encoding.go_on(seconds):
             self._encoding = None
+            self._encoded += 1
         return True
 
     def _put(self, chunk: Chunk, tenant: str) -> None:
@@ -167,8 +173,8 @@ class Queue:
 
     def take(self) -> Outcomes:
         """Return what became of requests since the last call."""
-        found = Outcomes(frozenset(self._ended), frozenset(self._failed), tuple(self._reports.items()))
-        self._ended, self._failed, self._reports = set(), set(), {}
+        found = Outcomes(frozenset(self._ended), frozenset(self._failed), tuple(self._reports.items()), self._encoded)
+        self._ended, self._failed, self._reports, self._encoded = set(), set(), {}, 0
         return found
 
     def close(self) -> None:

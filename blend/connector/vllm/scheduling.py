@@ -17,6 +17,7 @@ from blend.config import ConnectorConfig
 from blend.connector.client import DEFAULT_TENANT, KEY, BlendRequest, digest, parse, recognised, wants_strict
 from blend.connector.vllm.jobs import Job, Outcomes, Report
 from blend.connector.vllm.known import KnownChunks
+from blend.connector.vllm.metrics import Stats
 from blend.errors import BlendError, InvalidInput
 from blend.model import source
 from blend.recompute import calibration, planner
@@ -40,6 +41,7 @@ class Scheduling:
         fails: whether vLLM fails a request whose blocks could not be loaded, which refusing one takes.
 
     Attributes:
+        stats: what has become of requests since it was last taken.
         known: the chunks that are found in prompts which do not name them; ``None`` where none are to be found.
     """
 
@@ -63,6 +65,7 @@ class Scheduling:
         self._refusing: set[str] = set()
         self._jobs: dict[str, Job] = {}
         self._reports: dict[str, Report] = {}
+        self.stats = Stats()
 
     @property
     def open(self) -> int:
@@ -85,6 +88,7 @@ class Scheduling:
                 _log.warning("request %s is %s: %s", request.request_id, how, error)
             self._warned = self._warned or bool(self._refusal)
             if strict:
+                self.stats.ended("refused")
                 self._refused.add(request.request_id)
                 _rehash(request, 0, f"refused:{request.request_id}", self._block_size)
             return
@@ -172,21 +176,35 @@ class Scheduling:
 
     def came_to(self, outcomes: Outcomes) -> None:
         """Take note of what became of requests. One whose blocks were not filled is not blended again."""
-        self._reports.update((name, report) for name, report in outcomes.reports if name in self._asked)
+        for name, report in outcomes.reports:
+            self.stats.saw(report)
+            if name in self._asked:
+                self._reports[name] = report
         for name in outcomes.ended:
             self._done(name)
         for name in outcomes.failed:
-            self._asked.pop(name, None)
+            if self._asked.pop(name, None) is not None:
+                self.stats.ended("failed")
+        self.stats.encoded(outcomes.encoded)
 
-    def _done(self, name: str) -> None:
+    def take_stats(self) -> Stats:
+        """Return what has become of requests since the last call."""
+        stats, self.stats = self.stats, Stats()
+        return stats
+
+    def _done(self, name: str) -> bool:
+        """Say that a request is no longer under way; returns whether it was."""
         salt = self._salts.get(name, "")
-        if self._under_way.get(salt) == name:
-            del self._under_way[salt]
+        if self._under_way.get(salt) != name:
+            return False
+        del self._under_way[salt]
+        return True
 
     def ended(self, request: Request) -> dict[str, Any] | None:
         """Forget a request, however it ended; returns what its output says of it."""
         name = request.request_id
-        self._done(name)
+        if self._done(name):
+            self.stats.ended("given_up")
         self._asked.pop(name, None)
         self._salts.pop(name, None)
         self._refused.discard(name)
