@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,11 +75,12 @@ HEAD = Plan("head", ratio=0.2)
 QUERY = Plan("query", ratio=0.2)
 
 
-def test_what_is_claimed_ends_with_the_last_chunk_and_leaves_a_token_for_vllm(half: Scheduling) -> None:
+def test_all_but_the_last_token_is_claimed_if_there_are_chunks_among_it(half: Scheduling) -> None:
     asked = request(PROMPT, HEAD)
     half.arrived(asked)
-    assert half.matched(asked, 0) == CHUNKS_END
-    assert half.matched(asked, 32) == CHUNKS_END - 32
+    assert half.matched(asked, 0) == len(PROMPT) - 1
+    assert half.matched(asked, 32) == len(PROMPT) - 33
+    assert half.matched(asked, CHUNKS_END - 1) == 20
     assert half.matched(asked, CHUNKS_END) == 0
     nothing_behind = request(Prompt(PROMPT.segments[:-1]), HEAD, "two")
     half.arrived(nothing_behind)
@@ -99,9 +102,9 @@ def test_a_plan_without_blending_is_vllms_own_business(half: Scheduling, plan: P
 def test_a_job_names_the_blocks_and_what_is_there_already(half: Scheduling) -> None:
     asked = request(PROMPT, HEAD)
     half.arrived(asked)
-    half.allocated(asked, (5, 6, 7), CHUNKS_END - 32)
+    half.allocated(asked, (5, 6, 7), len(PROMPT) - 33)
     (job,) = half.take_jobs()
-    assert (job.request_id, job.blocks, job.computed, job.end) == ("one", (5, 6, 7), 32, CHUNKS_END)
+    assert (job.request_id, job.blocks, job.computed, job.end) == ("one", (5, 6, 7), 32, len(PROMPT) - 1)
     assert half.take_jobs() == ()
 
 
@@ -255,3 +258,10 @@ def test_nothing_is_kept_of_requests_that_have_ended(half: Scheduling) -> None:
         assert half.ended(each) is None
     assert half.take_refused()
     assert (half.open, half.take_jobs()) == (0, ())
+
+
+def test_importing_the_connector_leaves_numba_alone() -> None:
+    """vLLM imports it early on, and fails to start in a process where numba was imported."""
+    code = "import sys; from blend.connector.vllm import BlendConnector; print('numba' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split()[-1] == "False"

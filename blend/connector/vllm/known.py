@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 
-from blend.chunks import ChunkCache
 from blend.connector.client import DEFAULT_TENANT
 from blend.connector.recognise import Recogniser
 from blend.store import Namespace
 from blend.types import Part
+
+if TYPE_CHECKING:
+    from blend.chunks import ChunkCache
 
 
 @dataclass

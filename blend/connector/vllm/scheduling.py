@@ -140,19 +140,20 @@ class Scheduling:
             raise InvalidInput("prompt", f"{request.num_prompt_tokens} tokens", f"at most {self._longest}")
 
     def matched(self, request: Request, computed: int) -> int | None:
-        """Return how many tokens behind the ``computed`` ones will be filled in. At least one is left to vLLM.
+        """Return how many tokens behind the ``computed`` ones will be filled in: all but the last, if any is a chunk's.
 
-        ``None``, which has vLLM ask again in the next step, while the same is being filled in for another request:
-        this one will find that one's blocks.
+        The question is computed with them, for vLLM would do that in one step, which holds others up. ``None``, which
+        has vLLM ask again in the next step, while the same is being filled in for another request: this one will find
+        that one's blocks.
         """
         if request.request_id in self._refused:
             return 1 if computed < request.num_tokens - 1 else 0
         asked = self._asked.get(request.request_id)
-        if asked is None or _end(asked) <= computed:
+        if asked is None or asked.end <= computed:
             return 0
         if self._under_way.get(self._salts[request.request_id], request.request_id) != request.request_id:
             return None
-        return _end(asked) - computed
+        return len(asked.prompt) - 1 - computed
 
     def allocated(self, request: Request, blocks: tuple[int, ...], external: int) -> None:
         """Take note of the blocks that the tokens go to."""
@@ -160,7 +161,7 @@ class Scheduling:
             self._refusing.add(request.request_id)
         asked = self._asked.get(request.request_id)
         if asked is not None and external > 0:
-            end = _end(asked)
+            end = len(asked.prompt) - 1
             self._jobs[request.request_id] = Job(request.request_id, asked, blocks, end - external, end)
             self._under_way[self._salts[request.request_id]] = request.request_id
 
@@ -211,10 +212,6 @@ class Scheduling:
         self._jobs.pop(name, None)
         report = self._reports.pop(name, None)
         return None if report is None else {KEY: report.as_dict()}
-
-
-def _end(asked: BlendRequest) -> int:
-    return min(asked.end, len(asked.prompt) - 1)
 
 
 def _first_chunk(asked: BlendRequest) -> int:
