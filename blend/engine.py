@@ -156,7 +156,7 @@ class Engine:
                 keys.append(key)
         for write in writes:  # while one chunk is written to lower tiers, the next ones are computed
             if write is not None:
-                _finish(write)
+                write.settled()
         return keys
 
     def _encode(self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = ()) -> Stored | None:
@@ -439,10 +439,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _finish(write: Stored) -> None:
-    """Wait for the end of a write; raise what failed if no tier has the object."""
-    fault = write.durable.exception()
-    if fault is not None and write.readable.exception() is not None:
-        raise fault

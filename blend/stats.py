@@ -94,7 +94,8 @@ class ScratchStats:
 class EngineStats:
     """The model's identity and shape, counters since start, and the state of memory, tiers, loads, writes, tenants.
 
-    ``kernels`` is the version that runs: ``triton``, ``torch`` or ``reference``.
+    ``kernels`` is the version that runs: ``triton``, ``torch`` or ``reference``. Where another engine than
+    the native one runs, ``waiting`` and ``scratch`` are ``None``: it queues and plans its memory itself.
     """
 
     model: str
@@ -106,10 +107,10 @@ class EngineStats:
     kv_bytes_per_token: int
     max_positions: int
     calibrated: bool
-    waiting: int
+    waiting: int | None
     counters: dict[str, Any]
     background: dict[str, int]
-    scratch: ScratchStats
+    scratch: ScratchStats | None
     tiers: tuple[TierStats, ...]
     loads: LoadStats
     writes: WriteStats

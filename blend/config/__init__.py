@@ -10,6 +10,7 @@ from blend.config.residency import MAX_NODE_NAME, RESIDENCY_LOOPBACK, ResidencyC
 from blend.config.server import ServerConfig
 from blend.config.store import MAX_TENANT, PREFETCH_POLICIES, WRITE_POLICIES, StoreConfig
 from blend.config.units import GiB, MiB, cache_dir
+from blend.config.vllm import VllmEngineConfig
 
 __all__ = [
     "KERNELS",
@@ -31,5 +32,6 @@ __all__ = [
     "ResidencySource",
     "ServerConfig",
     "StoreConfig",
+    "VllmEngineConfig",
     "cache_dir",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 from blend.config.checks import at_least, one_of
 from blend.config.engine import EngineConfig
 from blend.config.mooncake import MooncakeConfig
+from blend.config.residency import ResidencyConfig, ResidencySource
 from blend.config.store import StoreConfig
 from blend.errors import InvalidConfig
 
@@ -70,9 +71,19 @@ class ConnectorConfig:
             store["secret"] = _from_hex(store["secret"])
         if store.get("mooncake") is not None:
             store["mooncake"] = _made("store.mooncake", MooncakeConfig, store["mooncake"])
+        if store.get("residency") is not None:
+            store["residency"] = _residency(store["residency"])
         if isinstance(found.get("sink"), list):
             found["sink"] = tuple(found["sink"])
         return _made("connector", cls, {**found, "store": _made("store", StoreConfig, store)})
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings as the plain values that :meth:`of` takes."""
+        found = asdict(self)
+        store = found["store"]
+        store["secret"] = None if self.store.secret is None else self.store.secret.hex()
+        store["directory"] = None if self.store.directory is None else str(self.store.directory)
+        return found
 
 
 def _made(name: str, kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
@@ -80,6 +91,11 @@ def _made(name: str, kind: type[_Settings], values: Mapping[str, Any]) -> _Setti
     if unknown := [value for value in values if value not in known]:
         raise InvalidConfig(name, ", ".join(map(str, unknown)), f"the settings {', '.join(known)}")
     return kind(**values)
+
+
+def _residency(values: Mapping[str, Any]) -> ResidencyConfig:
+    sources = tuple(_made("store.residency.sources", ResidencySource, source) for source in values.get("sources", ()))
+    return _made("store.residency", ResidencyConfig, {**values, "sources": sources})
 
 
 def _from_hex(text: str) -> bytes:

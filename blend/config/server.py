@@ -9,6 +9,7 @@ from blend.config.checks import at_least, is_port
 from blend.config.engine import EngineConfig
 from blend.config.rag import RagConfig
 from blend.config.units import MiB, cache_dir
+from blend.config.vllm import VllmEngineConfig
 from blend.errors import InvalidConfig
 
 
@@ -23,6 +24,8 @@ class ServerConfig:
         max_message_bytes: largest gRPC message.
         drain_seconds: how long a shutdown waits for running requests.
         engine, rag: their own settings.
+        vllm: has vLLM generate in place of the native engine; ``engine`` then holds what both have: model, dtype, sink,
+            kernels and store. ``None`` means the native engine.
     """
 
     address: str = "127.0.0.1:50061"
@@ -32,6 +35,7 @@ class ServerConfig:
     drain_seconds: int = 20
     engine: EngineConfig = field(default_factory=EngineConfig)
     rag: RagConfig = field(default_factory=RagConfig)
+    vllm: VllmEngineConfig | None = None
 
     def __post_init__(self) -> None:
         host, colon, port = self.address.rpartition(":")
@@ -40,6 +44,11 @@ class ServerConfig:
         at_least("max_queue", self.max_queue, 1, "requests")
         at_least("max_message_bytes", self.max_message_bytes, 1024, "bytes")
         at_least("drain_seconds", self.drain_seconds, 0, "seconds")
+        if self.vllm is not None:
+            if self.engine.device != "auto":
+                raise InvalidConfig("device", self.engine.device, "auto with vLLM, which is built for one kind")
+            if self.engine.threads is not None:
+                raise InvalidConfig("threads", self.engine.threads, "none with vLLM, which reads OMP_NUM_THREADS")
 
     @property
     def path(self) -> Path:

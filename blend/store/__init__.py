@@ -5,7 +5,7 @@ from __future__ import annotations
 from blend.store.base import Lease, Tier, TierStats, Writer
 from blend.store.buffers import Buffer
 from blend.store.disk import DiskTier
-from blend.store.factory import open_store
+from blend.store.factory import open_store, store_secret
 from blend.store.fileio import FileIO
 from blend.store.flight import SingleFlight
 from blend.store.host import HostTier
@@ -59,5 +59,6 @@ __all__ = [
     "load_secret",
     "new_generation",
     "open_store",
+    "store_secret",
     "tenant_tag",
 ]

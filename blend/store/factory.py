@@ -40,7 +40,7 @@ def open_store(config: StoreConfig, allocate: Callable[[int], Buffer] | None = N
     with ExitStack() as undo:
         residency = undo.enter_context(ResidencyNode(config.residency)) if config.residency is not None else None
         observer = residency.publisher if residency is not None else None
-        secret = _secret(config)
+        secret = store_secret(config)
         known = Tenants(secret)
         quotas = known.quotas(config.tenant_quota_bytes, config.tenant_quotas)
         tiers = [undo.enter_context(tier) for tier in _tiers(config, allocate, observer, quotas)]
@@ -82,7 +82,15 @@ def _share_memory(host: HostTier, mooncake: MooncakeTier) -> None:
         _log.warning("%s; objects are copied on their way to and from %s", error, mooncake.name)
 
 
-def _secret(config: StoreConfig) -> bytes:
+def store_secret(config: StoreConfig) -> bytes:
+    """Return the secret of the store that ``config`` describes.
+
+    It is the settings', or the one in the disk tier's directory, made on first use; a store in memory alone has a new
+    one each time.
+
+    Raises:
+        TierUnavailable: the directory, or the secret in it, cannot be used.
+    """
     if config.secret is not None:
         return config.secret
     return load_secret(config.path) if config.disk_bytes else os.urandom(SECRET_NBYTES)

@@ -25,6 +25,16 @@ class Stored:
     readable: Future[bool] = field(default_factory=Future)
     durable: Future[bool] = field(default_factory=Future)
 
+    def settled(self) -> None:
+        """Wait for the end of the write.
+
+        Raises:
+            StoreError, ResourceExhausted: no tier has the object.
+        """
+        fault = self.durable.exception()
+        if fault is not None and self.readable.exception() is not None:
+            raise fault
+
 
 @dataclass(frozen=True)
 class WriteStats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import stat
@@ -22,6 +23,7 @@ from blend.config import (
     ResidencySource,
     ServerConfig,
     StoreConfig,
+    VllmEngineConfig,
 )
 from blend.errors import InvalidConfig, InvalidInput
 from blend.sizes import MOST_BYTES, parse_size, show_size
@@ -31,6 +33,7 @@ examples:
   blend-server
   blend-server --address 127.0.0.1:0 --data-dir ./data --ready-file ./address
   blend-server --model Qwen/Qwen3-0.6B --dtype bfloat16 --host-bytes 8GiB --disk-bytes 100GiB
+  blend-server --engine vllm --dtype bfloat16 --vllm-args '{"enforce_eager": true}'
   (umask 077; head -c 32 /dev/urandom >./secret)   # once; the same file for all servers that share chunks
   blend-server --mooncake 10.0.0.5:50051 --mooncake-segment-bytes 8GiB --secret-file ./secret
 
@@ -50,7 +53,9 @@ _NAMES = {
     "residency.sources.address": "residency_follow",
     "residency.sources.replay_address": "residency_follow",
     "store.secret": "secret_file",
+    "vllm.args": "vllm_args",
 }
+_ONLY_VLLM = ("max_model_len", "kv_cache_bytes", "vllm_args")
 
 
 def config(arguments: argparse.Namespace) -> ServerConfig:
@@ -67,6 +72,7 @@ def config(arguments: argparse.Namespace) -> ServerConfig:
         max_queue=arguments.max_queue,
         max_message_bytes=arguments.max_message_bytes,
         drain_seconds=arguments.drain_seconds,
+        vllm=_vllm(arguments),
         engine=EngineConfig(
             model=arguments.model,
             device=arguments.device,
@@ -95,7 +101,7 @@ def in_flags(error: InvalidConfig) -> InvalidConfig:
     known = vars(parser().parse_args([]))
     fields = []
     for field in error.field.split(", "):
-        name = _NAMES.get(field, re.sub("^(store|rag)[.]", "", field).replace(".", "_"))
+        name = _NAMES.get(field, re.sub("^(store|rag|vllm)[.]", "", field).replace(".", "_"))
         fields.append(_flags("", [name]) if name in known else field)
     return InvalidConfig(", ".join(fields), error.value, error.allowed)
 
@@ -122,6 +128,15 @@ def _data_dir(path: str | None) -> str | None:
     if path is not None and (not path or os.path.expanduser(path).startswith("~")):
         raise InvalidConfig("--data-dir", path, "the path of a directory; ~ stands for a user's that there is")
     return path
+
+
+def _vllm(arguments: argparse.Namespace) -> VllmEngineConfig | None:
+    given = {name: value for name in _ONLY_VLLM if (value := getattr(arguments, name)) is not None}
+    if arguments.engine == "vllm":
+        return VllmEngineConfig(**{name.removeprefix("vllm_"): value for name, value in given.items()})
+    if given:
+        raise InvalidConfig("--engine", arguments.engine, f"vllm, with {_flags('', given)}")
+    return None
 
 
 def _mooncake(arguments: argparse.Namespace) -> MooncakeConfig | None:
@@ -199,6 +214,16 @@ def _size(text: str, most: int = MOST_BYTES) -> int:
         raise _refused(error) from error
 
 
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a JSON object")
+    return found
+
+
 def _count(text: str) -> int:
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_TEXT and int(digits) <= _MOST_COUNT):
@@ -255,6 +280,21 @@ def parser() -> argparse.ArgumentParser:
     model.add_argument("--threads", type=_count, metavar="N", help="CPU threads (default: torch's choice)")
     add(model, "--host-bytes", store.host_bytes, "KV in memory; 0 leaves that tier out", type=_size, metavar="SIZE")
     add(model, "--disk-bytes", store.disk_bytes, "KV on disk; 0 leaves that tier out", type=_size, metavar="SIZE")
+
+    vllm = parser.add_argument_group("vLLM as the engine")
+    add(vllm, "--engine", "native", "what generates; vllm needs blendkv[vllm]", choices=("native", "vllm"))
+    vllm.add_argument(
+        "--max-model-len", type=_count, metavar="N", help="tokens of prompt and answer (default: the model's context)"
+    )
+    vllm.add_argument(
+        "--kv-cache-bytes",
+        type=_size,
+        metavar="SIZE",
+        help="vLLM's paged KV cache (default: vLLM's choice; 2 GiB on a CPU)",
+    )
+    vllm.add_argument(
+        "--vllm-args", type=_object, metavar="JSON", help="more arguments of vLLM's engine, such as enforce_eager"
+    )
 
     shared = MooncakeConfig("localhost:50051")
     mooncake = parser.add_argument_group("sharing chunks through a Mooncake store")

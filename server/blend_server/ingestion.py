@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
-from blend.engine import Engine
 from blend.errors import Closed, NotFound
 from blend.rag.library import Library, Prepared
 from blend.rag.records import Orphan
 from blend.types import Chunk
 from blend_server import convert
+from blend_server.engines import ServedEngine
 from blend_server.interceptors import request_id, status_of
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.worker import Threads, Worker
@@ -41,7 +41,7 @@ class Ingestion:
         threads: run the library.
     """
 
-    def __init__(self, engine: Engine, library: Library, worker: Worker, threads: Threads) -> None:
+    def __init__(self, engine: ServedEngine, library: Library, worker: Worker, threads: Threads) -> None:
         self._engine = engine
         self._library = library
         self._worker = worker

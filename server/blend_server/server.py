@@ -7,19 +7,18 @@ import logging
 import threading
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from blend.config import EngineConfig, ServerConfig
-from blend.engine import Engine
+from blend.config import ServerConfig
 from blend.errors import Closed, InvalidConfig
 from blend.rag.embedding import Embedder
 from blend.rag.library import Library
 from blend_server import lock
+from blend_server.engines import open_engine
 from blend_server.interceptors import Edge, InFlight
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
@@ -65,7 +64,7 @@ class BlendServer:
             raise Closed("a server starts once")
         with ExitStack() as resources:
             resources.enter_context(lock.held(self.config.path))
-            engine = Engine(_engine_config(self.config))
+            engine = open_engine(self.config)
             resources.callback(engine.close)
             embedder = Embedder(self.config.rag.embedding_model)
             embedder.load()  # or the first question would pay for it
@@ -79,9 +78,6 @@ class BlendServer:
             self._port = started.result()
             self._resources = resources.pop_all()
         logger.info("event=started address=%s model=%s", self.address, self.config.engine.model)
-        if (residency := engine.store.residency) is not None:
-            told = residency.publisher
-            logger.info("event=residency node=%s publish=%s replay=%s", told.node, told.address, told.replay_address)
         return self._port
 
     def stop(self) -> None:
@@ -128,14 +124,6 @@ class BlendServer:
         await server.stop(None)
         await service.close()
         logger.info("event=stopped drained=%s", str(drained).lower())
-
-
-def _engine_config(config: ServerConfig) -> EngineConfig:
-    """The engine's settings, with the store in the service's data directory unless it names its own."""
-    store = config.engine.store
-    if store.directory is not None:
-        return config.engine
-    return replace(config.engine, store=replace(store, directory=config.path / "store"))
 
 
 def _server(config: ServerConfig, edge: Edge) -> grpc.aio.Server:

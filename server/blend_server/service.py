@@ -12,13 +12,13 @@ import grpc
 
 import blend
 from blend.config import ServerConfig
-from blend.engine import Engine
 from blend.errors import NotFound
 from blend.rag.catalog import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE
 from blend.rag.library import Library, Passage
 from blend.rag.prompt import PromptBuilder
 from blend.types import Answer, Token
 from blend_server import convert
+from blend_server.engines import ServedEngine
 from blend_server.ingestion import Ingestion
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
@@ -44,7 +44,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
     one thread. Requests for the engine are refused beyond ``config.max_queue``.
     """
 
-    def __init__(self, engine: Engine, library: Library, config: ServerConfig) -> None:
+    def __init__(self, engine: ServedEngine, library: Library, config: ServerConfig) -> None:
         self._engine = engine
         self._library = library
         self._config = config

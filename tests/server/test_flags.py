@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blend.config import MooncakeConfig, ResidencyConfig, ResidencySource, ServerConfig
+from blend.config import MooncakeConfig, ResidencyConfig, ResidencySource, ServerConfig, VllmEngineConfig
 from blend.errors import InvalidConfig
 from blend_server import flags
 from blend_server.__main__ import main
@@ -230,3 +230,37 @@ def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for name in ("--mooncake HOST:PORT", "--secret-file FILE", "--residency-node NAME", "--residency-follow"):
         assert name in said
+
+
+def test_vllm() -> None:
+    assert settings("--engine", "vllm").vllm == VllmEngineConfig()
+    given = ["--max-model-len", "4096", "--kv-cache-bytes", "4GiB", "--vllm-args", '{"enforce_eager": true}']
+    made = settings("--engine", "vllm", "--dtype", "bfloat16", *given)
+    assert made.vllm == VllmEngineConfig(4096, 4 << 30, {"enforce_eager": True})
+    assert made.engine.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--max-model-len", "4096"], "--engine: got 'native'; allowed: vllm, with --max-model-len"),
+        (["--vllm-args", "{}"], "--engine: got 'native'; allowed: vllm, with --vllm-args"),
+        (["--engine", "vllm", "--max-model-len", "0"], "--max-model-len: got 0"),
+        (["--engine", "vllm", "--kv-cache-bytes", "0"], "--kv-cache-bytes: got 0"),
+        (["--engine", "vllm", "--threads", "2"], "--threads: got 2; allowed: none with vLLM"),
+        (["--engine", "vllm", "--device", "cuda"], "--device: got 'cuda'; allowed: auto with vLLM"),
+    ],
+)
+def test_flags_that_are_wrong_for_the_engine(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "1"])
+def test_arguments_of_vllm_are_a_json_object(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["--engine", "vllm", "--vllm-args", text])
+    assert raised.value.code == 2
+    assert "--vllm-args" in capsys.readouterr().err

@@ -85,21 +85,21 @@ class BlendConnector(KVConnectorBase_V1):
         self._config = vllm_config
         self._cache = kv_cache_config
         self._settings = ConnectorConfig.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        self._refusal = refusal(vllm_config, kv_cache_config)
+        self.refusal = refusal(vllm_config, kv_cache_config)
         self._outcomes = Outcomes()
         self._busy = False
         self._resetting = False
         self.worker: Worker | None = None
         self.scheduling: Scheduling | None = None
         if role == KVConnectorRole.SCHEDULER:
-            if self._refusal:
-                _log.warning("nothing is blended, requests run at full prefill: %s is not supported", self._refusal)
+            if self.refusal:
+                _log.warning("nothing is blended, requests run at full prefill: %s is not supported", self.refusal)
             (group, *_) = kv_cache_config.kv_cache_groups
             longest = self._settings.scratch_tokens or vllm_config.model_config.max_model_len
             model = str(vllm_config.model_config.model)
             fails = vllm_config.kv_transfer_config.kv_load_failure_policy == "fail"
             self.scheduling = Scheduling(
-                model, group.kv_cache_spec.block_size, longest, self._settings, self._refusal, fails
+                model, group.kv_cache_spec.block_size, longest, self._settings, self.refusal, fails
             )
 
     @classmethod
@@ -184,7 +184,7 @@ class BlendConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Run the self-tests and open the store. The caches themselves are reached through vLLM's layers."""
-        if not self._refusal:
+        if not self.refusal:
             # Not before: vLLM asks for this class early on, and then fails to start where numba has been imported.
             from blend.connector.vllm.worker import Worker
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
@@ -57,6 +58,8 @@ class EngineDecoder(Decoder):
         self.name = str(config.model_config.model)
         self._config = config
         self._attention = tuple(attention.values())
+        self._passes = 0
+        self._handles: list[RemovableHandle] = []
         first = self._attention[0]
         self.layers = len(self._attention)
         self.shards = shards()
@@ -87,16 +90,23 @@ class EngineDecoder(Decoder):
 
     @contextmanager
     def _on_canvases(self) -> Iterator[None]:
-        """Have the attention layers work on the pass's canvases inside the ``with`` block, and only there."""
-        handles = [
-            layer.register_forward_hook(self._hook(index), with_kwargs=True)
-            for index, layer in enumerate(self._attention)
-        ]
+        """Have the attention layers work on the pass's canvases inside the ``with`` block, and only there.
+
+        Passes overlap where one stands still while another runs; the layers have their hooks once all the same.
+        """
+        if self._passes == 0:
+            self._handles = [
+                layer.register_forward_hook(self._hook(index), with_kwargs=True)
+                for index, layer in enumerate(self._attention)
+            ]
+        self._passes += 1
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            self._passes -= 1
+            if self._passes == 0:
+                for handle in self._handles:
+                    handle.remove()
 
     def _hook(self, index: int) -> Any:
         def attend(layer: Attention, args: tuple[Tensor, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:

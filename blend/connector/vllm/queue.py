@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from math import inf
 from time import perf_counter
 
 from blend.chunks import ChunkCache
@@ -16,6 +17,7 @@ from blend.connector.vllm.tasks import Pace, Task
 from blend.errors import BlendError
 from blend.filling import Filling
 from blend.model.decoder import FAULTS
+from blend.store import Stored
 from blend.types import Chunk
 
 _log = logging.getLogger(__name__)
@@ -151,6 +153,24 @@ class Queue:
             return
         assert entry.task is not None
         self._reports[name] = report.timed(entry.begun - entry.arrived, entry.task.paused)
+
+    def encode(self, chunk: Chunk, tenant: str) -> tuple[Stored | None, bool]:
+        """Encode a chunk now, whole; returns what :meth:`blend.chunks.ChunkCache.encode` does, and raises the same."""
+        self._finish_encoding()
+        self._missed.pop((chunk, tenant), None)
+        return self._chunks.encode(chunk, tenant)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Do not encode chunks of these content keys for requests that have been blended."""
+        self._finish_encoding()  # or it would be stored behind this call
+        for chunk, tenant in tuple(self._missed):
+            if self._chunks.key(chunk, tenant) in keys:
+                del self._missed[chunk, tenant]
+
+    def _finish_encoding(self) -> None:
+        if self._encoding is not None:
+            self._encoding.go_on(inf)
+            self._encoding = None
 
     def _encode(self, seconds: float) -> bool:
         """Go on encoding missing chunks; returns whether there were any."""
