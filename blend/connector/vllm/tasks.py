@@ -47,7 +47,7 @@ class Pace:
     def rows(self, seconds: float, most: int) -> int:
         """Return how many rows, ``most`` at most, have a layer take no more than its part of ``seconds``."""
         wanted = seconds / _STRETCHES / self.seconds if self.seconds else 4 * _FEWEST_ROWS
-        return self._shards.first(min(most, max(_FEWEST_ROWS, int(wanted))))
+        return self._shards.first(int(min(most, max(_FEWEST_ROWS, wanted))))
 
     def over(self, until: float) -> bool:
         """Return whether the clock has come to ``until``."""
