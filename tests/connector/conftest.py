@@ -107,7 +107,6 @@ def require_vllm() -> None:
 def vllm(model: Path, store: Mapping[str, Any], extra: Mapping[str, Any] = {}, **changes: Any) -> Iterator[Vllm]:
     """Start vLLM with the connector on a model directory, float32, and end it."""
     require_vllm()
-    from vllm import LLM
     from vllm.config import KVTransferConfig
 
     transfer = KVTransferConfig(
@@ -116,13 +115,18 @@ def vllm(model: Path, store: Mapping[str, Any], extra: Mapping[str, Any] = {}, *
         kv_role="kv_both",
         kv_connector_extra_config={"store": dict(store), **extra},
     )
+    with plain_vllm(model, kv_transfer_config=transfer, **changes) as made:
+        yield made
+
+
+@contextmanager
+def plain_vllm(model: Path, **changes: Any) -> Iterator[Vllm]:
+    """Start vLLM on a model directory, float32, and end it."""
+    require_vllm()
+    from vllm import LLM
+
     settings: dict[str, Any] = dict(
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=2048,
-        max_num_batched_tokens=512,
-        max_logprobs=-1,
-        kv_transfer_config=transfer,
+        dtype="float32", enforce_eager=True, max_model_len=2048, max_num_batched_tokens=512, max_logprobs=-1
     )
     llm = LLM(model=str(model), **{**settings, **changes})
     try:
