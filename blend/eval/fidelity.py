@@ -90,8 +90,8 @@ class _Outputs(Observer):
 
     def after_write(
         self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
-    ) -> None:
-        """Compute what attention computes next."""
+    ) -> Tensor:
+        """Compute what attention would compute next."""
         output = self._kernels.attend(
             query.contiguous(),
             Canvases([rows.canvas.k], [rows.canvas.v]),
@@ -102,6 +102,7 @@ class _Outputs(Observer):
             softcap=attention.softcap,
         )
         self.layers.append(output.float())
+        return output
 
 
 def attention_outputs(engine: Engine, prefill: Prefill, question: Sequence[int]) -> Tensor:

@@ -245,17 +245,19 @@ class _Pass:
         for observer, rows, own in self.observed:
             observer.before_write(layer, rows, q[:, own], k[:, own], v[:, own], attention)
         kernels.commit(k, v, self.memory, layer, self.batch)
+        out = None
         for observer, rows, own in self.observed:
-            observer.after_write(layer, rows, q[:, own], k[:, own], v[:, own], attention)
-        out = kernels.attend(
-            q,
-            self.memory,
-            layer,
-            self.batch,
-            scale=attention.scale,
-            window=attention.window,
-            softcap=attention.softcap,
-        )
+            out = observer.after_write(layer, rows, q[:, own], k[:, own], v[:, own], attention)
+        if out is None or len(self.requests) > 1:
+            out = kernels.attend(
+                q,
+                self.memory,
+                layer,
+                self.batch,
+                scale=attention.scale,
+                window=attention.window,
+                softcap=attention.softcap,
+            )
         self.next_layer += 1
         return out.transpose(0, 1).contiguous()
 

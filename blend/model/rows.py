@@ -37,8 +37,13 @@ class Observer:
 
     def after_write(
         self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
-    ) -> None:
-        """The canvas holds the fresh K and V; attention is computed next."""
+    ) -> Tensor | None:
+        """The canvas holds the fresh K and V; attention is computed next.
+
+        Returns the rows' attention ``[H, R, D]`` in the dtype of ``query`` where the observer came by it anyway; a pass
+        over this request alone then computes none. ``None`` leaves it to the pass.
+        """
+        return None
 
 
 @dataclass

@@ -32,9 +32,6 @@ CONVERTED_ROWS = 128
 KEPT_BYTES = 64 * 2**20
 """Masks up to this size in all are kept from layer to layer: making them anew costs an eighth of attention."""
 
-SCORED_BYTES = 64 * 2**20
-"""Scores in float32 that attention mass is summed from at a time, so that long prompts do not take more memory."""
-
 
 class Reach:
     """Which keys each row reads. The same for every layer of one window, so made once a pass.
@@ -210,44 +207,3 @@ def _with_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sc
         folded, key[None], value[None], attn_mask=None if bias is None else bias[None, None], scale=scale
     )
     return out.reshape(heads, rows, dims), lse.reshape(heads, rows)
-
-
-def mass_rows(heads: int, length: int) -> int:
-    """Rows that :func:`mass` scores at a time against ``length`` keys."""
-    return max(1, min(MASKED_ROWS, SCORED_BYTES // (4 * heads * length)))
-
-
-def mass(
-    query: Tensor,
-    key: Tensor,
-    positions: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    visible: Tensor | None = None,
-) -> Tensor:
-    """The attention mass that rows put on every key, summed over heads and rows; computed in float32.
-
-    Arguments and result are those of :func:`blend.recompute.kernels.reference.mass`. Keys that no row of a block sees
-    are not read, and where neither a window nor ``visible`` hides others, only the last ones are masked.
-    """
-    kv_heads, length, dims = key.shape
-    total = torch.zeros(length, dtype=torch.float32, device=query.device)
-    reach = Reach(positions, window, visible)
-    block = mass_rows(len(query), length)
-    for start in range(0, len(reach.at), block):
-        stop = min(start + block, len(reach.at))
-        first, end = reach.at[start], reach.at[stop - 1] + 1
-        low = 0 if reach.window is None else max(0, first - reach.window + 1)
-        rows = query[:, start:stop].float().mul(scale if softcap is None else scale / softcap)
-        scores = rows.reshape(kv_heads, -1, dims) @ key[:, low:end].float().transpose(1, 2)
-        if softcap is not None:
-            scores = scores.tanh_().mul_(softcap)
-        scores = scores.view(query.shape[0], stop - start, -1)
-        begin = first + 1 if reach.window is None and visible is None else low
-        seen = reach.mask(start, stop, begin, end)
-        if seen is not None:
-            scores[..., begin - low :].masked_fill_(~seen, float("-inf"))
-        total[low:end] += scores.softmax(-1).flatten(0, 1).sum(0)
-    return total

@@ -14,10 +14,11 @@ import torch
 
 from blend.model.decoder import Decoder
 from blend.model.wide import computes_in
-from blend.recompute.attention import BLOCK_ROWS, CONVERTED_ROWS, KEPT_BYTES, MERGED_ROWS, mass_rows, matrix_units
+from blend.recompute.attention import BLOCK_ROWS, CONVERTED_ROWS, KEPT_BYTES, MERGED_ROWS, matrix_units
 from blend.recompute.kernels import cpu
 from blend.recompute.kernels.batch import WAVES
 from blend.recompute.kernels.dispatch import Backend
+from blend.recompute.mass import mass_rows
 
 _SINGLE = 4
 """Bytes of a float32."""
@@ -215,10 +216,12 @@ class Scratch:
             weights = s.heads * min(rows, _MASS_ROWS) * -(-tokens // _MASS_KEYS)
             return (3 * weights + (s.kv_heads + 2) * tokens) * _SINGLE
         deviation = 4 * rows * s.kv_heads * s.head_dim * _SINGLE
-        block = min(rows, mass_rows(s.heads, tokens))
-        mass = block * (2 * s.heads * _SINGLE + 3) * tokens + 2 * tokens * _SINGLE
+        group = s.heads // s.kv_heads
+        block = min(rows, mass_rows(group, tokens))
+        mass = block * (2 * group * _SINGLE + 3) * tokens + 2 * tokens * _SINGLE
+        mass += rows * s.heads * s.head_dim * s.dtype.itemsize
         if s.dtype.itemsize < _SINGLE:
-            mass += s.kv_heads * tokens * s.head_dim * _SINGLE
+            mass += tokens * s.head_dim * _SINGLE
         return max(mass, deviation)
 
     def _staging(self, layer: int) -> int:

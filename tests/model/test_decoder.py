@@ -244,6 +244,22 @@ def test_an_observer_can_end_the_pass() -> None:
     close(full("llama")[1], stock("llama"))
 
 
+def test_attention_that_an_observer_returns_is_what_its_rows_get_alone_in_a_pass() -> None:
+    class Silent(Observer):
+        def after_write(self, layer: int, rows: Rows, query: Tensor, *_: object) -> Tensor:
+            return torch.zeros_like(query)
+
+    def rows(observer: Observer | None) -> Rows:
+        return Rows(decoder("llama").new_canvas(LENGTH), torch.arange(LENGTH), tokens(LENGTH), observer=observer)
+
+    alone = decoder("llama").forward([rows(Silent())], keep="all")
+    assert alone is not None and not torch.allclose(alone, stock("llama"), atol=0.1)
+    twice = decoder("llama").forward([rows(Silent()), rows(None)], keep="all")
+    assert twice is not None
+    close(twice[:LENGTH], stock("llama"))
+    close(twice[LENGTH:], stock("llama"))
+
+
 def test_an_observer_may_run_another_pass() -> None:
     class Nested(Observer):
         logits: Tensor | None = None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blend.errors import InvalidInput
 from blend.recompute import attention
+from blend.recompute import mass as masses
 from blend.recompute.kernels import fit, reference
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.checks import check_numbers
@@ -91,9 +92,30 @@ class Mass(Protocol):
     ) -> Tensor: ...
 
 
+class AttendWithMass(Protocol):
+    """:func:`blend.recompute.mass.attend_with_mass`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor,
+        counted: int,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        visible: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """One version of each kernel. All versions take the same arguments and mean the same."""
+    """One version of each kernel. All versions take the same arguments and mean the same.
+
+    ``attend_with_mass`` is there where both together cost less than one after the other.
+    """
 
     backend: Backend
     assemble: Assemble
@@ -101,6 +123,7 @@ class Kernels:
     commit: Commit
     deviation: Deviation
     mass: Mass
+    attend_with_mass: AttendWithMass | None = None
 
 
 @cache
@@ -109,7 +132,7 @@ def kernels(device: torch.device, backend: Backend | None = None) -> Kernels:
 
     Why a CUDA device gets ``torch`` by default is logged. Triton is imported here and nowhere else, and only for its
     own version. ``torch`` is the reference but for attention and its mass, which are those of
-    :mod:`blend.recompute.attention`.
+    :mod:`blend.recompute.attention` and :mod:`blend.recompute.mass`.
 
     Raises:
         InvalidInput: ``backend`` is none of these, or Triton is asked for and not installed.
@@ -125,8 +148,9 @@ def kernels(device: torch.device, backend: Backend | None = None) -> Kernels:
     if backend not in ("torch", "reference"):
         raise InvalidInput("backend", backend, "triton (where it is installed), torch, or reference")
     own = backend == "torch"
-    attend, mass = (_attend, attention.mass) if own else (reference.attend, reference.mass)
-    return Kernels(backend, reference.assemble, attend, reference.commit, reference.deviation, mass)
+    attend, mass = (_attend, masses.mass) if own else (reference.attend, reference.mass)
+    both = masses.attend_with_mass if own and device.type == "cpu" else None
+    return Kernels(backend, reference.assemble, attend, reference.commit, reference.deviation, mass, both)
 
 
 def kernels_for(canvas: Tensor, choice: Choice = "auto") -> Kernels:

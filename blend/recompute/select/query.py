@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from blend.model.decoder import LayerAttention, Observer, Rows
-from blend.recompute.kernels.dispatch import Mass
+from blend.model.decoder import LayerAttention, Observer, Rows, StopForward
+from blend.recompute.kernels.dispatch import Kernels
 from blend.recompute.passes import run
 from blend.recompute.select.base import Blend, Selector
 
@@ -13,9 +13,9 @@ from blend.recompute.select.base import Blend, Selector
 class _Watch(Observer):
     """Sums the attention mass of rows from position ``start`` on, over all layers."""
 
-    def __init__(self, start: int, length: int, device: torch.device, mass: Mass) -> None:
+    def __init__(self, start: int, length: int, device: torch.device, kernels: Kernels) -> None:
         self.start = start
-        self.mass = mass
+        self.kernels = kernels
         self.before = 0  # rows of the slice under way that stand before start
         self.total = torch.zeros(length, dtype=torch.float32, device=device)
 
@@ -27,21 +27,41 @@ class _Watch(Observer):
         key: torch.Tensor,
         value: torch.Tensor,
         attention: LayerAttention,
-    ) -> None:
-        """Add this layer's mass."""
+    ) -> torch.Tensor | None:
+        """Add this layer's mass. Behind the last layer's nothing is wanted of the pass any more.
+
+        Returns attention where one kernel gives both, unless most of the rows have no mass to add.
+        """
         if layer == 0:
             self.before = int((rows.positions < self.start).sum())
-        if self.before == len(rows):
-            return
-        self.total += self.mass(
-            query[:, self.before :],
-            rows.canvas.k[layer],
-            rows.positions[self.before :],
-            scale=attention.scale,
-            window=attention.window,
-            softcap=attention.softcap,
-            visible=rows.visible,
-        )
+        counted, last = len(rows) - self.before, layer == rows.canvas.layers - 1
+        both, attended = self.kernels.attend_with_mass, None
+        if both is not None and counted >= self.before and not last:
+            attended, mass = both(
+                query,
+                rows.canvas.k[layer],
+                rows.canvas.v[layer],
+                rows.positions,
+                self.before,
+                scale=attention.scale,
+                window=attention.window,
+                softcap=attention.softcap,
+                visible=rows.visible,
+            )
+            self.total += mass
+        elif counted:
+            self.total += self.kernels.mass(
+                query[:, self.before :],
+                rows.canvas.k[layer],
+                rows.positions[self.before :],
+                scale=attention.scale,
+                window=attention.window,
+                softcap=attention.softcap,
+                visible=rows.visible,
+            )
+        if last:
+            raise StopForward
+        return attended
 
 
 class Query(Selector):
@@ -74,7 +94,7 @@ class Query(Selector):
         if blend.missing[blend.first_loaded :].any():
             visible = torch.ones(blend.canvas.length, dtype=torch.bool, device=positions.device)
             visible[blend.first_loaded : len(blend.missing)] = ~blend.missing[blend.first_loaded :]
-        watch = _Watch(blend.question[0], blend.canvas.length, positions.device, blend.decoder.kernels.mass)
+        watch = _Watch(blend.question[0], blend.canvas.length, positions.device, blend.decoder.kernels)
         run(
             blend.decoder,
             blend.canvas,
