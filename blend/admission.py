@@ -15,6 +15,7 @@ from blend.model.decoder import Decoder
 from blend.pipeline import Request
 from blend.recompute import planner
 from blend.recompute.calibration import Calibration
+from blend.recompute.kept import KEPT
 from blend.recompute.scratch import Need, Scratch
 from blend.stats import ScratchStats
 from blend.types import Plan, Prompt
@@ -124,9 +125,13 @@ class Admission:
     def _refuse(self, request: Request, need: Need, passing: int = 0) -> None:
         """Refuse a request that needs more memory than the device has to spare, if that is known.
 
-        ``passing`` is what it will have besides when the request's turn comes.
+        ``passing`` is what it will have besides when the request's turn comes. What is kept of canvases that are gone
+        is given up first.
         """
         room = memory.available(self._decoder.device)
+        if room is not None and need.total > room + passing:
+            KEPT.release()
+            room = memory.available(self._decoder.device)
         if room is not None and need.total > room + passing:
             raise ResourceExhausted(
                 f"prefilling {len(request.prompt)} tokens takes up to {_mebibytes(need.total)} of memory, and "
@@ -138,7 +143,10 @@ class Admission:
         planned = self._scratch.need(self._decoder.max_positions)
         with self._lock:
             largest = self._largest
-        return ScratchStats(planned.total, planned.parts(), largest, memory.available(self._decoder.device))
+        room = memory.available(self._decoder.device)
+        if room is not None and self._decoder.device.type == "cpu":
+            room += KEPT.nbytes
+        return ScratchStats(planned.total, planned.parts(), largest, room)
 
 
 def _mebibytes(nbytes: int) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from blend import Plan, memory
 from blend.errors import ResourceExhausted
+from blend.recompute.kept import KEPT
 from tests import tiny
 
 
@@ -36,6 +37,21 @@ def test_a_prompt_that_memory_cannot_hold_is_refused_before_it_runs(
         monkeypatch.setattr(memory, "available", lambda device: None)
         engine.prefill(long, Plan("full"))
         assert engine.stats().scratch.largest_bytes > enough
+
+
+def test_memory_of_canvases_that_are_gone_is_given_up_before_a_prompt_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store") as engine:
+        prompt = tiny.prompt(2, length=20)
+        gone = KEPT.zeros(4 * 2**20)
+        del gone
+        kept = KEPT.nbytes
+        assert kept >= 4 * 2**20
+        monkeypatch.setattr(memory, "available", lambda device: 2**40 if KEPT.nbytes == 0 else 5)
+        assert engine.stats().scratch.available_bytes == kept + 5
+        engine.prefill(prompt, Plan("full"))
+        assert KEPT.nbytes == 0
 
 
 def test_a_prompt_is_refused_when_its_turn_comes_if_memory_has_gone_meanwhile(
