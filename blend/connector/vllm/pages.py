@@ -16,12 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
-from vllm.forward_context import set_forward_context
+from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from blend.connector.vllm.tasks import checkpoint, rows_at_once
 from blend.errors import InvalidInput
+
+
+class _Written(Exception):
+    """All keys and values of a pass are in its blocks."""
 
 
 class Pages:
@@ -77,7 +81,7 @@ class Pages:
             context = set_forward_context(
                 metadata, self._config, num_tokens=len(rows), slot_mapping=slots, skip_compiled=True
             )
-            with context, self._stopping(len(rows)):
+            with context, self._pass(metadata, slots):
                 self._model(input_ids=token_ids[part], positions=rows)
             passes, start = passes + 1, part.stop
         return passes
@@ -89,11 +93,29 @@ class Pages:
         return slice(start, stop if len(breaks) < self.max_runs else start + int(breaks[self.max_runs - 1]) + 1)
 
     @contextmanager
-    def _stopping(self, rows: int) -> Iterator[None]:
-        """Inside the ``with`` block, a pass may be stopped behind the attention of each layer."""
-        handles = [layer.register_forward_hook(lambda *_: checkpoint(rows)) for layer in self._layers]
+    def _pass(self, metadata: Mapping[str, Any], slots: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside the ``with`` block, a pass may be stopped behind the attention of each layer but the last.
+
+        At that one it ends once keys and values are written: nobody wants to know what comes behind them.
+        """
+        rows = len(next(iter(slots.values())))
+        handles = [layer.register_forward_hook(lambda *_: checkpoint(rows)) for layer in self._layers[:-1]]
+        name, last = next(reversed(self._attention.items()))
+
+        def end(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+            if get_forward_context().attn_metadata is not metadata:
+                return  # the engine's own pass, while this one stands still
+            given = {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
+            shape = -1, last.num_kv_heads, last.head_size
+            key, value = (given[each].view(shape).contiguous() for each in ("key", "value"))
+            self.write(len(self._layers) - 1, slots[name], key, value)
+            raise _Written
+
+        handles.append(last.register_forward_pre_hook(end, with_kwargs=True))
         try:
             yield
+        except _Written:
+            pass
         finally:
             for handle in handles:
                 handle.remove()
