@@ -35,7 +35,7 @@ from blend.store.key import model_of
 
 _log = logging.getLogger(__name__)
 
-_IDLE_SECONDS = 0.2
+_IDLE_SECONDS = 0.3
 """Of work in a step in which nobody else is under way. Who comes meanwhile waits for its end."""
 
 
