@@ -10,6 +10,8 @@
     │   │   └── PromptTooLong   does not fit the model's context
     │   └── InvalidDocument     a document, its id or title
     ├── NotFound                no such thing; also a LookupError     → NOT_FOUND
+    ├── Unauthenticated         nobody knows who is calling           → UNAUTHENTICATED
+    ├── PermissionDenied        the caller may not do that            → PERMISSION_DENIED
     ├── ResourceExhausted       a budget is used up                   → RESOURCE_EXHAUSTED
     ├── ModelError              a model cannot be used                → FAILED_PRECONDITION
     │   ├── ModelNotFound       no such name, directory or hub id
@@ -77,8 +79,23 @@ class NotFound(BlendError, LookupError):
         super().__init__(f"no such {what}: {name!r}")
 
 
+class Unauthenticated(BlendError):
+    """A call came without credentials, or with ones that are not valid (any more)."""
+
+
+class PermissionDenied(BlendError):
+    """The caller is known, and may not do what it asks for."""
+
+
 class ResourceExhausted(BlendError):
-    """A budget (memory, disk, queue) does not allow the request."""
+    """A budget (memory, disk, queue, quota) does not allow the request.
+
+    ``retry_seconds`` is after how long it may be worth while to try again; ``None`` where waiting alone will not help.
+    """
+
+    def __init__(self, message: str, retry_seconds: float | None = None) -> None:
+        self.retry_seconds = retry_seconds
+        super().__init__(message)
 
 
 class ModelError(BlendError):

@@ -7,7 +7,8 @@ from blend.config.engine import KERNELS, MAX_THREADS, EngineConfig
 from blend.config.mooncake import MOONCAKE_ADMIN_PORT, MOONCAKE_PROTOCOLS, MooncakeConfig
 from blend.config.rag import RagConfig
 from blend.config.residency import MAX_NODE_NAME, RESIDENCY_LOOPBACK, ResidencyConfig, ResidencySource
-from blend.config.server import ServerConfig
+from blend.config.security import SecurityConfig, TlsConfig
+from blend.config.server import ServerConfig, is_loopback
 from blend.config.store import MAX_TENANT, PREFETCH_POLICIES, WRITE_POLICIES, StoreConfig
 from blend.config.units import GiB, MiB, cache_dir
 from blend.config.vllm import VllmEngineConfig
@@ -30,8 +31,11 @@ __all__ = [
     "RagConfig",
     "ResidencyConfig",
     "ResidencySource",
+    "SecurityConfig",
     "ServerConfig",
     "StoreConfig",
+    "TlsConfig",
     "VllmEngineConfig",
     "cache_dir",
+    "is_loopback",
 ]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from blend.config.checks import at_least, is_port
 from blend.config.engine import EngineConfig
 from blend.config.rag import RagConfig
+from blend.config.security import SecurityConfig
 from blend.config.units import MiB, cache_dir
 from blend.config.vllm import VllmEngineConfig
 from blend.errors import InvalidConfig
+
+_LISTEN = (
+    "a loopback address, such as 127.0.0.1; wider with TLS and an access file, or with insecure_listen "
+    "(--insecure-listen) where everyone on the network may read, change and delete everything"
+)
 
 
 @dataclass(frozen=True)
@@ -23,9 +30,13 @@ class ServerConfig:
         max_queue: requests that may wait for the engine before new ones are refused.
         max_message_bytes: largest gRPC message.
         drain_seconds: how long a shutdown waits for running requests.
+        security: who may call, and encryption. Without both, only an address of this machine is listened on.
         engine, rag: their own settings.
         vllm: has vLLM generate in place of the native engine; ``engine`` then holds what both have: model, dtype, sink,
             kernels and store. ``None`` means the native engine.
+
+    Raises:
+        InvalidConfig: a value is not allowed, or not with the others.
     """
 
     address: str = "127.0.0.1:50061"
@@ -33,6 +44,7 @@ class ServerConfig:
     max_queue: int = 64
     max_message_bytes: int = 16 * MiB
     drain_seconds: int = 20
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     rag: RagConfig = field(default_factory=RagConfig)
     vllm: VllmEngineConfig | None = None
@@ -41,6 +53,8 @@ class ServerConfig:
         host, colon, port = self.address.rpartition(":")
         if not colon or not host or not is_port(port):
             raise InvalidConfig("address", self.address, "host:port with a port from 0 to 65535")
+        if not (is_loopback(host) or self.security.closed or self.security.insecure_listen):
+            raise InvalidConfig("address", self.address, _LISTEN)
         at_least("max_queue", self.max_queue, 1, "requests")
         at_least("max_message_bytes", self.max_message_bytes, 1024, "bytes")
         at_least("drain_seconds", self.drain_seconds, 0, "seconds")
@@ -54,3 +68,13 @@ class ServerConfig:
     def path(self) -> Path:
         """The service's data directory."""
         return Path(self.data_dir).expanduser() if self.data_dir is not None else cache_dir() / "server"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host, which may be an address or a name."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False

@@ -136,6 +136,15 @@ class Catalog:
             ).fetchall()
         return tuple(row[0] for row in rows)
 
+    def size(self, without: str = "") -> tuple[int, int]:
+        """How many documents there are, and the bytes of their texts in UTF-8, leaving out the id ``without``."""
+        with self._reading() as db:
+            documents, nbytes = db.execute(
+                "SELECT COUNT(*), COALESCE(SUM(nbytes), 0) FROM documents WHERE namespace = ? AND id <> ?",
+                (self.namespace, without),
+            ).fetchone()
+        return documents, nbytes
+
     def counts(self) -> Counts:
         """Figures of this namespace."""
         with self._reading() as db:

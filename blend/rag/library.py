@@ -300,6 +300,10 @@ class Library:
         """Documents without their text, in the order of their ids; see :meth:`blend.rag.catalog.Catalog.list`."""
         return self._catalog.list(page_size, page_token)
 
+    def size(self, without: str = "") -> tuple[int, int]:
+        """How many documents there are, and the bytes of their texts in UTF-8, leaving out the id ``without``."""
+        return self._catalog.size(without)
+
     def stats(self) -> LibraryStats:
         """Figures of this library."""
         counts = self._catalog.counts()

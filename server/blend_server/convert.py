@@ -171,6 +171,24 @@ def engine_to_proto(stats: EngineStats) -> pb.EngineStats:
     )
 
 
+def engine_to_proto_for(tenant: str, answered: int, stats: EngineStats) -> pb.EngineStats:
+    """The message for what an engine has done for one tenant, and holds for it; nothing of others."""
+    own = {usage.tier: usage for usage in stats.tenants if usage.name == tenant}
+    tiers = []
+    for tier in stats.tiers:
+        usage = own.get(tier.name)
+        held, quota = (usage.used_bytes, usage.quota_bytes or 0) if usage is not None else (0, 0)
+        tiers.append(pb.TierStats(name=tier.name, used_bytes=held, capacity_bytes=quota, down=tier.down))
+    return pb.EngineStats(
+        model=stats.model,
+        dtype=stats.dtype,
+        device=stats.device,
+        layers=stats.layers,
+        requests=answered,
+        tiers=tiers,
+    )
+
+
 # ------------------------------------------------------------------------------------------------- answers
 
 

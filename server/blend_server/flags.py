@@ -27,25 +27,27 @@ from blend.config import (
 )
 from blend.errors import InvalidConfig, InvalidInput
 from blend.sizes import MOST_BYTES, parse_size, show_size
+from blend_server import security_flags
 
 _EPILOG = """\
 examples:
   blend-server
   blend-server --address 127.0.0.1:0 --data-dir ./data --ready-file ./address
+  blend-server --address 0.0.0.0:50061 --tls-cert server.pem --tls-key server.key --access-file access.yaml
   blend-server --model Qwen/Qwen3-0.6B --dtype bfloat16 --host-bytes 8GiB --disk-bytes 100GiB
   blend-server --engine vllm --dtype bfloat16 --vllm-args '{"enforce_eager": true}'
   (umask 077; head -c 32 /dev/urandom >./secret)   # once; the same file for all servers that share chunks
   blend-server --mooncake 10.0.0.5:50051 --mooncake-segment-bytes 8GiB --secret-file ./secret
 
-The server neither encrypts nor asks who is calling: keep it on a loopback address, or behind a proxy that does.
-SIGTERM and SIGINT stop it cleanly; a second one ends it at once.
+Without --tls-cert and --access-file the server neither encrypts nor asks who is calling, and listens on this machine
+alone. SIGTERM and SIGINT stop it cleanly; a second one ends it at once.
 """
 
 _MAX_SECRET = 4096
 _MAX_TEXT = 1024
 # Messages hold counts of 32 bits, and gRPC's own limit on a message has as many.
 _MOST_COUNT = _MOST_MESSAGE = (1 << 31) - 1
-_PATHS = ("data_dir", "ready_file", "secret_file", "model", "embedding_model")
+_PATHS = ("data_dir", "ready_file", "secret_file", "model", "embedding_model", *security_flags.PATHS)
 _ADDRESSES = ("address", "mooncake", "mooncake_health")
 # Settings whose flags are not called as they are.
 _NAMES = {
@@ -53,6 +55,7 @@ _NAMES = {
     "residency.sources.address": "residency_follow",
     "residency.sources.replay_address": "residency_follow",
     "store.secret": "secret_file",
+    **security_flags.NAMES,
     "vllm.args": "vllm_args",
 }
 _ONLY_VLLM = ("max_model_len", "kv_cache_bytes", "vllm_args")
@@ -72,6 +75,7 @@ def config(arguments: argparse.Namespace) -> ServerConfig:
         max_queue=arguments.max_queue,
         max_message_bytes=arguments.max_message_bytes,
         drain_seconds=arguments.drain_seconds,
+        security=security_flags.config(arguments),
         vllm=_vllm(arguments),
         engine=EngineConfig(
             model=arguments.model,
@@ -84,6 +88,7 @@ def config(arguments: argparse.Namespace) -> ServerConfig:
                 secret=_secret(arguments.secret_file) if arguments.secret_file is not None else None,
                 mooncake=_mooncake(arguments),
                 residency=_residency(arguments),
+                tenant_quota_bytes=arguments.tenant_kv_bytes,
             ),
         ),
         rag=RagConfig(
@@ -272,6 +277,8 @@ def parser() -> argparse.ArgumentParser:
     add(serving, "--drain-seconds", base.drain_seconds, "time for running requests at a stop", type=_count, metavar="N")
     serving.add_argument("--ready-file", metavar="FILE", help="write the bound address here once requests are served")
     add(serving, "--log-level", "info", "to stderr", choices=("debug", "info", "warning", "error"))
+
+    security_flags.add(parser, count=_count, size=_size)
 
     model = parser.add_argument_group("model and store")
     add(model, "--model", engine.model, "a name, a directory in transformers format, or a hub id")

@@ -6,18 +6,20 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
-from blend.errors import Closed, NotFound
+from blend.errors import Closed, NotFound, ResourceExhausted
 from blend.rag.library import Library, Prepared
 from blend.rag.records import Orphan
 from blend.types import Chunk
-from blend_server import convert
+from blend_server import audit, convert
+from blend_server.auth import Gate
 from blend_server.engines import ServedEngine
 from blend_server.interceptors import request_id, status_of
 from blend_server.proto.blend.v1 import blend_pb2 as pb
-from blend_server.worker import Threads, Worker
+from blend_server.worker import Share, Worker
 
 logger = logging.getLogger("blend_server")
 
@@ -30,7 +32,7 @@ _MOST_RETRY_SECONDS = 60.0
 
 
 class Ingestion:
-    """Takes documents in and out. All methods belong to the event loop's thread.
+    """Takes one tenant's documents in and out. All methods belong to the event loop's thread.
 
     KV is computed and forgotten by the worker's one thread, in order. What is to be forgotten stands in the catalog
     first, so that it goes whatever ends between: see :meth:`sweep`.
@@ -39,10 +41,15 @@ class Ingestion:
         engine, library: where KV and documents go.
         worker: runs the engine.
         threads: run the library.
+        gate: knows how many documents the tenant may have.
     """
 
-    def __init__(self, engine: ServedEngine, library: Library, worker: Worker, threads: Threads) -> None:
+    def __init__(self, engine: ServedEngine, library: Library, worker: Worker, threads: Share, gate: Gate) -> None:
         self._engine = engine
+        self._namespace = library.namespace
+        self._gate = gate
+        self._room_lock = asyncio.Lock()
+        self._reserved: list[int] = []
         self._library = library
         self._worker = worker
         self._threads = threads
@@ -52,12 +59,18 @@ class Ingestion:
         self._retry: asyncio.TimerHandle | None = None
         self._retry_seconds = _RETRY_SECONDS
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, nor to be tried again."""
+        return not self._tasks and self._retry is None
+
     async def close(self) -> None:
         """Finish what must not be left half done."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         if self._retry is not None:
             self._retry.cancel()
+            self._retry = None
 
     # ------------------------------------------------------------------------------------------- documents
 
@@ -72,6 +85,7 @@ class Ingestion:
         except Exception as error:  # noqa: BLE001 - one document must not end the stream
             status = status_of(error)
             logger.info("event=refused_document request_id=%s code=%s", request_id.get(), status.code.name)
+            audit.current.get().write(status.code.name, document.id)
             yield pb.IngestProgress(failed=pb.IngestProgress.Failed(code=status.code.name, message=status.message))
 
     async def delete(self, document_id: str) -> int:
@@ -93,8 +107,8 @@ class Ingestion:
             prepared = await call(library.embed, prepared)
             yield pb.IngestProgress(embedded=pb.IngestProgress.Embedded(chunks=len(chunks)))
         keys = await call(self._keys, chunks)
-        with self._kept(keys):
-            missing = await self._worker.call(self._engine.missing, chunks)
+        async with self._kept_in_quota(prepared, keys):
+            missing = await self._worker.call(partial(self._engine.missing, chunks, namespace=self._namespace))
             if missing:
                 await call(library.announce, prepared, keys)
             reused = len(chunks)
@@ -104,6 +118,7 @@ class Ingestion:
                         reused = stage.computed.reused
                         yield stage
             dropped = await self._to_the_end(self._commit(prepared, keys))
+        audit.current.get().write("OK", document.id)
         counts = {"chunks": len(chunks), "computed_chunks": len(chunks) - reused, "reused_chunks": reused}
         if prepared.unchanged:
             yield pb.IngestProgress(unchanged=pb.IngestProgress.Unchanged(**counts))
@@ -120,12 +135,42 @@ class Ingestion:
 
     def _precompute(self, chunk: Chunk) -> bool:
         """Return whether a chunk had to be computed: an equal one, or another client, may have been first."""
-        wanted = bool(self._engine.missing([chunk]))
-        self._engine.precompute([chunk])
+        wanted = bool(self._engine.missing([chunk], namespace=self._namespace))
+        self._engine.precompute([chunk], namespace=self._namespace)
         return wanted
 
     def _keys(self, chunks: Iterable[Chunk]) -> list[str]:
-        return [self._engine.content_key(chunk) for chunk in chunks]
+        return [self._engine.content_key(chunk, namespace=self._namespace) for chunk in chunks]
+
+    @asynccontextmanager
+    async def _room(self, prepared: Prepared) -> AsyncGenerator[None, None]:
+        """Room for a document in the tenant's quotas, kept while it is being ingested.
+
+        Raises:
+            ResourceExhausted: a quota leaves none.
+        """
+        quotas = self._gate.quotas(self._namespace)
+        if prepared.unchanged or (quotas.documents is None and quotas.nbytes is None):
+            yield
+            return
+        nbytes = len(prepared.document.text.encode())
+        async with self._room_lock:
+            documents, stored = await self._threads.call(self._library.size, prepared.document.id)
+            documents, stored = documents + len(self._reserved), stored + sum(self._reserved)
+            for name, used, more, quota in (
+                ("documents", documents, 1, quotas.documents),
+                ("bytes", stored, nbytes, quotas.nbytes),
+            ):
+                if quota is not None and used + more > quota:
+                    raise ResourceExhausted(
+                        f"quota {name}: tenant {self._namespace!r} has {used} beside this document, which needs {more} "
+                        f"more, and may have {quota}; delete documents first"
+                    )
+            self._reserved.append(nbytes)
+        try:
+            yield
+        finally:
+            self._reserved.remove(nbytes)
 
     @contextmanager
     def _kept(self, keys: list[str]) -> Iterator[None]:
@@ -136,7 +181,13 @@ class Ingestion:
         finally:
             self._being_ingested -= Counter(keys)
             # If it was not committed, its KV is of no use; if another document went meanwhile, that one's is not.
-            self._sweep_soon()
+            self.sweep_soon()
+
+    @asynccontextmanager
+    async def _kept_in_quota(self, prepared: Prepared, keys: list[str]) -> AsyncGenerator[None, None]:
+        async with self._room(prepared):
+            with self._kept(keys):
+                yield
 
     async def _commit(self, prepared: Prepared, keys: list[str]) -> int:
         with self._kept(keys):  # for itself: the request that began this may be gone before it is done
@@ -165,16 +216,19 @@ class Ingestion:
             logger.warning("event=forget_postponed code=%s", status_of(error).code.name)
             if self._retry is not None:
                 self._retry.cancel()
-            self._retry = asyncio.get_running_loop().call_later(self._retry_seconds, self._sweep_soon)
+            self._retry = asyncio.get_running_loop().call_later(self._retry_seconds, self.sweep_soon)
             self._retry_seconds = min(2 * self._retry_seconds, _MOST_RETRY_SECONDS)
         else:
+            if self._retry is not None:
+                self._retry.cancel()
+                self._retry = None
             self._retry_seconds = _RETRY_SECONDS
 
     def _forget_pending(self, kept: frozenset[str]) -> None:
         doomed: list[tuple[Orphan, str]] = []
         for orphan in self._library.pending_forget():
             # A question may have had the chunk computed again for the present model, under a key no document has.
-            present = self._engine.content_key(orphan.chunk)
+            present = self._engine.content_key(orphan.chunk, namespace=self._namespace)
             if kept.isdisjoint((orphan.content_key, present)):
                 doomed.append((orphan, present))
         for start in range(0, len(doomed), _FORGET_AT_ONCE):
@@ -183,7 +237,7 @@ class Ingestion:
             self._engine.forget_keys(key for key in keys if not self._library.references(key))
             self._library.forgotten(orphan for orphan, _ in part)
 
-    def _sweep_soon(self) -> None:
+    def sweep_soon(self) -> None:
         """Sweep in the background, unless a sweep is about to begin anyway."""
         if not self._sweep_due:
             self._sweep_due = True

@@ -1,4 +1,4 @@
-"""Around every call of the service: request ids, one log line, blend's errors as gRPC status codes, shutdown."""
+"""Around every call of the service: request ids, who is calling, logs, errors as gRPC status codes, shutdown."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ import logging
 import re
 import traceback
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status as RpcStatus
 
 from blend import errors
+from blend_server import audit, auth
+from blend_server.auth import Caller, Gate, OpenGate
+from blend_server.places import Places
 
 logger = logging.getLogger("blend_server")
 
 REQUEST_ID_KEY = "x-request-id"
 ERROR_KEY = "blend-error"
 FIELD_KEY = "blend-field"
+DETAILS_KEY = "grpc-status-details-bin"
+"""A ``google.rpc.Status`` with more of an error, such as ``RetryInfo``."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 """The id of the call that this task serves."""
@@ -30,10 +38,13 @@ request_id: ContextVar[str] = ContextVar("request_id", default="-")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _METHODS = "/blend.v1.BlendService/"
 _MAX_MESSAGE_BYTES = 1500
+_MOST_CALLS = 1024
 
 _CODES: tuple[tuple[type[errors.BlendError], grpc.StatusCode], ...] = (
     (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.NotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (errors.ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.ModelError, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.StoreError, grpc.StatusCode.UNAVAILABLE),
@@ -46,7 +57,7 @@ class Status(NamedTuple):
 
     code: grpc.StatusCode
     message: str
-    metadata: tuple[tuple[str, str], ...]
+    metadata: tuple[tuple[str, str | bytes], ...]
 
 
 def status_of(error: BaseException) -> Status:
@@ -56,10 +67,13 @@ def status_of(error: BaseException) -> Status:
     """
     for kind, code in _CODES:
         if isinstance(error, kind):
-            metadata = [(ERROR_KEY, type(error).__name__)]
+            message = _short(str(error))
+            metadata: list[tuple[str, str | bytes]] = [(ERROR_KEY, type(error).__name__)]
             if isinstance(error, errors.InvalidInput):
                 metadata.append((FIELD_KEY, error.field))
-            return Status(code, _short(str(error)), tuple(metadata))
+            if isinstance(error, errors.ResourceExhausted) and error.retry_seconds is not None:
+                metadata.append((DETAILS_KEY, _retry_details(code, message, error.retry_seconds)))
+            return Status(code, message, tuple(metadata))
     incident = uuid.uuid4().hex[:12]
     logger.error(
         "incident=%s request_id=%s error=%s stack=%s", incident, request_id.get(), _types(error), _stack(error)
@@ -106,11 +120,22 @@ class InFlight:
         return True
 
 
-class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Wraps every rpc of ``blend.v1.BlendService``, unary or streaming; other services pass through."""
+class Malformed:
+    """In place of a message whose bytes are not one."""
 
-    def __init__(self, in_flight: InFlight) -> None:
+
+class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Wraps every rpc of ``blend.v1.BlendService``, unary or streaming; other services pass through.
+
+    Args:
+        in_flight: counts the calls.
+        gate: tells who is calling.
+    """
+
+    def __init__(self, in_flight: InFlight, gate: Gate | None = None) -> None:
         self._in_flight = in_flight
+        self._gate = gate or OpenGate()
+        self._places = Places(_MOST_CALLS, "too many calls are under way") if self._gate.many else None
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Return the rpc's handler, wrapped."""
@@ -123,36 +148,51 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         wrap = self._stream if handler.response_streaming else self._unary
         return getattr(grpc, f"{kind}_rpc_method_handler")(
             wrap(method.removeprefix(_METHODS), getattr(handler, kind)),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
     def _unary(self, name: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
             async with self._guard(name, context):
-                return await behaviour(request, context)
+                return await behaviour(_well_formed(request), context)
 
         return call
 
     def _stream(self, name: str, behaviour: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> AsyncGenerator[Any, None]:
             # Closed here and now, not when it is collected: a call that ends early must let go of the engine.
-            async with self._guard(name, context), aclosing(behaviour(request, context)) as responses:
-                async for response in responses:
-                    yield response
+            async with self._guard(name, context) as who:
+                sent = self._messages(request, who) if isinstance(request, AsyncIterable) else _well_formed(request)
+                async with aclosing(behaviour(sent, context)) as responses:
+                    async for response in responses:
+                        yield response
 
         return call
 
+    async def _messages(self, requests: AsyncIterable[Any], who: Caller) -> AsyncGenerator[Any, None]:
+        """The messages of a call that may stay open for long: each is taken only if the caller is still let in."""
+        async for request in requests:
+            self._gate.recheck(who)
+            yield _well_formed(request)
+
     @asynccontextmanager
-    async def _guard(self, name: str, context: Any) -> AsyncGenerator[None, None]:
+    async def _guard(self, name: str, context: Any) -> AsyncGenerator[Caller, None]:
         call_id = _call_id(context)
         request_id.set(call_id)
+        entry = audit.Entry(name, call_id, context.peer())
+        audit.current.set(entry)
         context.set_trailing_metadata(((REQUEST_ID_KEY, call_id),))
         start, code = perf_counter(), grpc.StatusCode.OK.name
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, call_id),))
             with self._in_flight.call():
-                yield
+                who = await self._gate.identify(context)
+                auth.caller.set(who)
+                entry.tenant, entry.caller = who.tenant, who.name
+                who.require(name)
+                with self._place(who.tenant):
+                    yield who
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED.name
             raise
@@ -163,6 +203,40 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         finally:
             elapsed = (perf_counter() - start) * 1e3
             logger.info("rpc=%s request_id=%s code=%s ms=%.1f", name, call_id, code, elapsed)
+            entry.write(code)
+
+    def _place(self, tenant: str) -> AbstractContextManager[None]:
+        if self._places is None:
+            return nullcontext()
+        return self._places.hold(tenant, self._gate.quotas(tenant).requests)
+
+
+def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Leave it to the call to refuse bytes that are no message: gRPC itself would make that UNKNOWN."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return Malformed()
+
+    return read
+
+
+def _well_formed(request: Any) -> Any:
+    if isinstance(request, Malformed):
+        raise errors.InvalidInput("message", "other bytes", "a message of blend/v1/blend.proto, its texts in UTF-8")
+    return request
+
+
+def _retry_details(code: grpc.StatusCode, message: str, seconds: float) -> bytes:
+    """An error's ``google.rpc.Status`` that says when to try again."""
+    retry = RetryInfo()
+    retry.retry_delay.FromMilliseconds(round(seconds * 1e3))
+    status = RpcStatus(code=code.value[0], message=message)
+    status.details.add().Pack(retry)
+    data: bytes = status.SerializeToString()
+    return data
 
 
 def _call_id(context: Any) -> str:

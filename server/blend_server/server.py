@@ -16,8 +16,8 @@ from grpc_reflection.v1alpha import reflection
 from blend.config import ServerConfig
 from blend.errors import Closed, InvalidConfig
 from blend.rag.embedding import Embedder
-from blend.rag.library import Library
-from blend_server import lock
+from blend_server import audit, auth, lock, tls
+from blend_server.auth import Gate
 from blend_server.engines import open_engine
 from blend_server.interceptors import Edge, InFlight
 from blend_server.proto.blend.v1 import blend_pb2 as pb
@@ -33,7 +33,7 @@ class BlendServer:
     """The service on an event loop in a thread of its own. Also a context manager, which starts and stops it.
 
     Args:
-        config: all settings; catalog, index and stored KV live below ``config.path`` unless the engine's store
+        config: all settings; documents, indexes and stored KV live below ``config.path`` unless the engine's store
             names a directory of its own.
     """
 
@@ -52,10 +52,11 @@ class BlendServer:
         return f"{host}:{self._port}"
 
     def start(self) -> int:
-        """Load the model, open the library, listen; returns the bound port once requests are served.
+        """Load the model, open the documents, listen; returns the bound port once requests are served.
 
         Raises:
-            InvalidConfig: the address cannot be bound, or another server has the data directory.
+            InvalidConfig: the address cannot be bound, another server has the data directory, or the files of
+                ``config.security`` cannot be used.
             ModelError: the model cannot be used.
             StoreError: the data directory cannot be used.
             Closed: it was started before.
@@ -63,16 +64,18 @@ class BlendServer:
         if self._thread is not None:
             raise Closed("a server starts once")
         with ExitStack() as resources:
+            gate = auth.gate(self.config.security.access_file)
+            credentials = tls.server_credentials(found) if (found := self.config.security.tls) is not None else None
             resources.enter_context(lock.held(self.config.path))
+            resources.enter_context(audit.written(self.config.security.audit_file))
             engine = open_engine(self.config)
             resources.callback(engine.close)
             embedder = Embedder(self.config.rag.embedding_model)
             embedder.load()  # or the first question would pay for it
-            library = Library(self.config.path / "library", self.config.rag, engine.tokenizer, embedder)
-            resources.callback(library.close)
+            service = BlendService(engine, embedder, self.config, gate)
             started: Future[int] = Future()
             self._thread = threading.Thread(
-                target=self._run, args=(BlendService(engine, library, self.config), started), name="blend-server"
+                target=self._run, args=(service, gate, credentials, started), name="blend-server"
             )
             self._thread.start()
             self._port = started.result()
@@ -97,32 +100,39 @@ class BlendServer:
     ) -> None:
         self.stop()
 
-    def _run(self, service: BlendService, started: Future[int]) -> None:
+    def _run(
+        self, service: BlendService, gate: Gate, credentials: grpc.ServerCredentials | None, started: Future[int]
+    ) -> None:
         try:
-            asyncio.run(self._serve(service, started))
+            asyncio.run(self._serve(service, gate, credentials, started))
         except Exception as error:
             if started.done():
                 raise
             started.set_exception(error)
 
-    async def _serve(self, service: BlendService, started: Future[int]) -> None:
+    async def _serve(
+        self, service: BlendService, gate: Gate, credentials: grpc.ServerCredentials | None, started: Future[int]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         in_flight, checks = InFlight(), health.aio.HealthServicer()
-        server = _server(self.config, Edge(in_flight))
+        server = _server(self.config, Edge(in_flight, gate))
         blend_pb2_grpc.add_BlendServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        port = _bind(server, self.config.address)
-        await service.start()
-        await server.start()
-        await checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
-        started.set_result(port)
-        await self._stop.wait()
-        # Watchers of the health service stay connected as long as they like, so the drain counts our own calls.
-        await checks.enter_graceful_shutdown()
-        drained = await in_flight.drain(self.config.drain_seconds)
-        await server.stop(None)
-        await service.close()
+        port = _bind(server, self.config.address, credentials)
+        try:
+            await service.start()
+            await server.start()
+            await checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+            started.set_result(port)
+            await self._stop.wait()
+            # Watchers of the health service stay connected as long as they like, so the drain counts our own calls.
+            await checks.enter_graceful_shutdown()
+            drained = await in_flight.drain(self.config.drain_seconds)
+        finally:
+            await server.stop(None)
+            await service.close()
+            await gate.close()
         logger.info("event=stopped drained=%s", str(drained).lower())
 
 
@@ -134,15 +144,21 @@ def _server(config: ServerConfig, edge: Edge) -> grpc.aio.Server:
             ("grpc.max_receive_message_length", config.max_message_bytes),
             ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a way to share load
             ("grpc.keepalive_time_ms", 60_000),  # find out about clients that are gone: they hold a place in the queue
+            ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
+            ("grpc.max_concurrent_streams", 1024),  # of one connection; more wait at the client
+            ("grpc.server_handshake_timeout_ms", 10_000),  # whoever connects and says nothing that makes sense
         ],
     )
 
 
-def _bind(server: grpc.aio.Server, address: str) -> int:
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
     allowed = "an address of this machine with a free port (port 0 takes any)"
     try:
-        port = int(server.add_insecure_port(address))
+        if credentials is None:
+            port = int(server.add_insecure_port(address))
+        else:
+            port = int(server.add_secure_port(address, credentials))
     except RuntimeError as error:
         raise InvalidConfig("address", address, allowed) from error
     if port == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncGenerator, AsyncIterable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 from time import perf_counter, time
 
@@ -14,14 +14,17 @@ import blend
 from blend.config import ServerConfig
 from blend.errors import NotFound
 from blend.rag.catalog import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE
-from blend.rag.library import Library, Passage
+from blend.rag.library import Passage
 from blend.rag.prompt import PromptBuilder
+from blend.rag.protocols import Embedder
 from blend.types import Answer, Token
-from blend_server import convert
+from blend_server import audit, convert
+from blend_server.auth import Gate, caller
 from blend_server.engines import ServedEngine
-from blend_server.ingestion import Ingestion
+from blend_server.places import Places
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
+from blend_server.tenants import Tenant, Tenants
 from blend_server.worker import Threads, Worker
 
 # Threads for the library: embedding, search, SQLite. One long document must not keep questions waiting.
@@ -38,31 +41,54 @@ class NoDocuments(NotFound):
 
 
 class BlendService(blend_pb2_grpc.BlendServiceServicer):
-    """Serves one engine and one library, on one event loop.
+    """Serves one engine and the documents of all tenants, on one event loop.
 
     Answers are generated side by side and take turns at the engine; documents go in and out one after another, from
-    one thread. Requests for the engine are refused beyond ``config.max_queue``.
+    one thread. Requests for the engine are refused beyond ``config.max_queue``. Whose documents a call is about is
+    never in its message: it goes by :data:`blend_server.auth.caller`.
     """
 
-    def __init__(self, engine: ServedEngine, library: Library, config: ServerConfig) -> None:
+    def __init__(self, engine: ServedEngine, embedder: Embedder, config: ServerConfig, gate: Gate) -> None:
         self._engine = engine
-        self._library = library
         self._config = config
         self._prompts = PromptBuilder(engine.tokenizer, config.rag.system, config.rag.answer_prefix)
         self._worker = Worker("blend-engine", config.max_queue)
         self._threads = Threads("blend-library", _LIBRARY_THREADS)
-        self._ingestion = Ingestion(engine, library, self._worker, self._threads)
+        self._places = Places(config.max_queue + 1, "the queue before the engine is full") if gate.many else None
+        most = config.security.max_open_tenants
+        self._tenants = Tenants(config.path, config.rag, engine, self._worker, self._threads, embedder, gate, most)
         self._started = time()
 
     async def start(self) -> None:
-        """Forget the KV that an earlier run left behind; call it before the first request."""
-        await self._ingestion.sweep()
+        """Forget the KV that an earlier run left behind; call it before the first request.
+
+        Raises:
+            StoreError: the default tenant's documents cannot be used.
+        """
+        await self._tenants.start()
 
     async def close(self) -> None:
-        """Finish what must not be left half done and end all threads; engine and library stay open."""
-        await self._ingestion.close()
+        """Finish what must not be left half done, end all threads, close all documents; the engine stays open."""
+        await self._tenants.finish()
         await self._worker.close()
         await self._threads.close()
+        self._tenants.close()
+
+    @asynccontextmanager
+    async def _tenant(self, document: str | None = None) -> AsyncGenerator[Tenant, None]:
+        """The tenant that a call comes from; ``document`` is the one that it is about, for the audit log."""
+        audit.current.get().document = document
+        async with self._tenants.use(caller.get().tenant) as tenant:
+            yield tenant
+
+    @asynccontextmanager
+    async def _engine_for(self) -> AsyncGenerator[Tenant, None]:
+        """The tenant that a call comes from, with a place in the queue before the engine."""
+        name = caller.get().tenant
+        share = self._places.hold(name) if self._places is not None else nullcontext()
+        with share, self._worker.admit():
+            async with self._tenant() as tenant:
+                yield tenant
 
     # ------------------------------------------------------------------------------------------- documents
 
@@ -71,9 +97,9 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
     ) -> AsyncGenerator[pb.IngestProgress, None]:
         """Take documents; see the proto file."""
         index = 0
-        with self._worker.admit():
+        async with self._engine_for() as tenant:
             async for document in request_iterator:
-                async with aclosing(self._ingestion.ingest(document)) as stages:
+                async with aclosing(tenant.ingestion.ingest(document)) as stages:
                     async for stage in stages:
                         stage.index, stage.document_id = index, document.id
                         yield stage
@@ -84,19 +110,22 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
     ) -> pb.ListDocumentsResponse:
         """List documents; see the proto file."""
         size = convert.count(request, "page_size", DEFAULT_PAGE_SIZE, most=MAX_PAGE_SIZE)
-        page = await self._threads.call(self._library.list, size, request.page_token)
+        async with self._tenant() as tenant:
+            page = await tenant.threads.call(tenant.library.list, size, request.page_token)
         documents = [convert.document_to_proto(info) for info in page.documents]
         return pb.ListDocumentsResponse(documents=documents, next_page_token=page.next_page_token)
 
     async def GetDocument(self, request: pb.GetDocumentRequest, context: grpc.aio.ServicerContext) -> pb.DocumentInfo:
         """Return a document; see the proto file."""
-        return convert.document_to_proto(await self._threads.call(self._library.get, request.id))
+        async with self._tenant(request.id) as tenant:
+            return convert.document_to_proto(await tenant.threads.call(tenant.library.get, request.id))
 
     async def DeleteDocument(
         self, request: pb.DeleteDocumentRequest, context: grpc.aio.ServicerContext
     ) -> pb.DeleteDocumentResponse:
         """Delete a document; see the proto file."""
-        return pb.DeleteDocumentResponse(dropped_chunks=await self._ingestion.delete(request.id))
+        async with self._tenant(request.id) as tenant:
+            return pb.DeleteDocumentResponse(dropped_chunks=await tenant.ingestion.delete(request.id))
 
     # ------------------------------------------------------------------------------------------- questions
 
@@ -104,7 +133,8 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         """Find passages; see the proto file."""
         question = convert.question(request.question)
         k = convert.count(request, "k", self._config.rag.top_k, most=convert.MAX_PASSAGES)
-        found = await self._threads.call(self._library.retrieve, question, k)
+        async with self._tenant() as tenant:
+            found = await tenant.threads.call(tenant.library.retrieve, question, k)
         return pb.RetrieveResponse(passages=[convert.passage_to_proto(passage) for passage in found])
 
     async def Answer(
@@ -116,14 +146,15 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         k = convert.count(request, "k", self._config.rag.top_k, most=convert.MAX_PASSAGES)
         length = convert.count(request, "max_new_tokens", self._config.rag.max_new_tokens)
         plan = convert.plan_from_proto(request.plan)
-        with self._worker.admit():
-            passages, retrieve_ms = await self._passages(question, k)
+        async with self._engine_for() as tenant:
+            passages, retrieve_ms = await self._passages(tenant, question, k)
             if request.HasField("passage_order_seed"):
                 random.Random(request.passage_order_seed).shuffle(passages)
-            prompt = await self._threads.call(self._prompts.build, [passage.chunk for passage in passages], question)
+            prompt = await tenant.threads.call(self._prompts.build, [passage.chunk for passage in passages], question)
             # Refuses what it cannot run, before the first event goes out.
             events = self._engine.stream(
                 prompt,
+                namespace=tenant.name,
                 max_new_tokens=length,
                 plan=plan,
                 compare_full=request.compare_full,
@@ -138,32 +169,39 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
                 if isinstance(event, Token):
                     yield pb.AnswerEvent(token=convert.token_to_proto(event))
                 else:
+                    tenant.answered += 1
                     yield pb.AnswerEvent(answer=convert.answer_to_proto(_with_wait(event, stream.waited_ms)))
 
-    async def _passages(self, question: str, k: int) -> tuple[list[Passage], float]:
+    async def _passages(self, tenant: Tenant, question: str, k: int) -> tuple[list[Passage], float]:
         """The passages for a question and the milliseconds that it took to find them.
 
         Raises:
             NoDocuments: there are none.
         """
         start = perf_counter()
-        passages = list(await self._threads.call(self._library.retrieve, question, k))
+        passages = list(await tenant.threads.call(tenant.library.retrieve, question, k))
         if not passages:
-            raise NoDocuments(len(await self._threads.call(self._library.outdated)))
+            raise NoDocuments(len(await tenant.threads.call(tenant.library.outdated)))
         return passages, (perf_counter() - start) * 1e3
 
     # ----------------------------------------------------------------------------------------------- stats
 
     async def GetStats(self, request: pb.GetStatsRequest, context: grpc.aio.ServicerContext) -> pb.Stats:
         """Return figures; see the proto file."""
+        config, whole = self._config, caller.get().may("admin")
         engine = await self._threads.call(self._engine.stats)
-        corpus = await self._threads.call(self._library.stats)
-        config = self._config
+        async with self._tenant() as tenant:
+            corpus = await tenant.threads.call(tenant.library.stats)
+        if whole:
+            figures, requests = convert.engine_to_proto(engine), self._worker.requests
+        else:
+            figures = convert.engine_to_proto_for(tenant.name, tenant.answered, engine)
+            requests = self._places.held_by(tenant.name) if self._places is not None else 0
         stats = pb.Stats(
             version=blend.__version__,
             corpus=convert.corpus_to_proto(corpus),
-            queue=pb.QueueStats(requests=self._worker.requests, max_queue=config.max_queue),
-            engine=convert.engine_to_proto(engine),
+            queue=pb.QueueStats(requests=requests, max_queue=config.max_queue),
+            engine=figures,
             limits=pb.Limits(
                 max_document_bytes=config.rag.max_document_bytes,
                 max_message_bytes=config.max_message_bytes,

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Generic, TypeVar
 
 from blend.errors import Closed, ResourceExhausted
+from blend_server.places import RETRY_SECONDS
 
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ class Threads:
     """A few threads of one name for blocking calls. All methods belong to the event loop's thread."""
 
     def __init__(self, name: str, count: int) -> None:
+        self.count = count
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
@@ -34,6 +36,26 @@ class Threads:
     async def close(self) -> None:
         """Return once the threads have ended."""
         await asyncio.to_thread(self._pool.shutdown)
+
+
+class Share:
+    """Some of a pool's threads, for one of several who use it: what is beyond them waits outside of the pool's queue.
+
+    Belongs to the event loop's thread.
+
+    Args:
+        threads: the pool.
+        most: how many of its threads may be used at once.
+    """
+
+    def __init__(self, threads: Threads, most: int) -> None:
+        self._threads = threads
+        self._free = asyncio.Semaphore(most)
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        """Run ``function(*args)`` in one of the threads and return what it returns."""
+        async with self._free:
+            return await self._threads.call(function, *args)
 
 
 class Worker:
@@ -71,7 +93,9 @@ class Worker:
         if self._closed:
             raise Closed("the server is shutting down")
         if self._requests > self.max_queue:
-            raise ResourceExhausted(f"{self.max_queue} requests wait for the engine already; try again later")
+            raise ResourceExhausted(
+                f"{self.max_queue} requests wait for the engine already; try again later", RETRY_SECONDS
+            )
         self._requests += 1
         try:
             yield

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from blend.config import MooncakeConfig, ResidencyConfig, ResidencySource, ServerConfig, VllmEngineConfig
+from blend.config import (
+    MooncakeConfig,
+    ResidencyConfig,
+    ResidencySource,
+    SecurityConfig,
+    ServerConfig,
+    TlsConfig,
+    VllmEngineConfig,
+)
 from blend.errors import InvalidConfig
 from blend_server import flags
 from blend_server.__main__ import main
@@ -56,6 +64,14 @@ def test_residency() -> None:
             ResidencySource("tcp://10.0.0.9:5557", "tcp://10.0.0.9:5558"),
         ),
     )
+
+
+def test_security() -> None:
+    given = ["--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "ca", "--access-file", "a", "--audit-file", "-"]
+    found = settings(*given, "--address", "0.0.0.0:1", "--max-open-tenants", "3", "--tenant-kv-bytes", "1GiB")
+    assert found.security == SecurityConfig(TlsConfig("c", "k", "ca"), "a", False, "-", 3)
+    assert found.engine.store.tenant_quota_bytes == 1 << 30
+    assert settings("--address", "0.0.0.0:1", "--insecure-listen").security == SecurityConfig(insecure_listen=True)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +127,19 @@ def test_residency() -> None:
             ["--ready-file: got '/nonexistent/ready'", "a directory that is there"],
         ),
         (["--ready-file", ""], ["--ready-file: got ''"]),
+        (
+            ["--address", "0.0.0.0:1"],
+            ["--address: got '0.0.0.0:1'", "a loopback", "TLS and an access file", "--insecure-listen"],
+        ),
+        (["--tls-cert", "c"], ["--tls-key: got None", "both --tls-cert and --tls-key"]),
+        (["--tls-client-ca", "c"], ["--tls-cert: got None", "both"]),
+        (["--tls-cert", "", "--tls-key", "k"], ["--tls-cert: got ''", "PEM"]),
+        (["--access-file", ""], ["--access-file: got ''"]),
+        (["--audit-file", ""], ["--audit-file: got ''"]),
+        (["--max-open-tenants", "0"], ["--max-open-tenants: got 0", "at least 1"]),
+        (["--tenant-kv-bytes", "0"], ["--tenant-kv-bytes: got 0", "at least 1"]),
+        (["--tls-cert", "/none", "--tls-key", "/none"], ["--tls-cert: got '/none'", "No such file"]),
+        (["--access-file", "/none"], ["--access-file: got '/none'", "No such file"]),
     ],
 )
 def test_wrong_values_are_named_with_what_is_allowed(

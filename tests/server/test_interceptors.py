@@ -91,6 +91,8 @@ CALLS: list[Callable[[Edged], Any]] = [unary, server_stream, both_streams]
         (errors.InvalidPlan("ratio", 2, "0 to 1"), grpc.StatusCode.INVALID_ARGUMENT),
         (errors.PromptTooLong(9000, 8192), grpc.StatusCode.INVALID_ARGUMENT),
         (errors.NotFound("document", "a"), grpc.StatusCode.NOT_FOUND),
+        (errors.Unauthenticated("no token"), grpc.StatusCode.UNAUTHENTICATED),
+        (errors.PermissionDenied("not you"), grpc.StatusCode.PERMISSION_DENIED),
         (errors.ResourceExhausted("full"), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (errors.ModelUnsupported("m", "it has no chat template"), grpc.StatusCode.FAILED_PRECONDITION),
         (errors.TierUnavailable("disk"), grpc.StatusCode.UNAVAILABLE),

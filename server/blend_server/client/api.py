@@ -10,12 +10,16 @@ from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status as RpcStatus
 
 from blend.config import ServerConfig
 from blend.errors import BlendError, InvalidDocument, InvalidInput
 from blend.types import Answer, Plan, Token
 from blend_server import convert
+from blend_server.client import credentials
+from blend_server.client.credentials import Tls
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1.blend_pb2_grpc import BlendServiceStub
 
@@ -33,15 +37,26 @@ class ServiceError(BlendError):
     """The service refused or failed a call, or could not be reached.
 
     ``code`` is the name of the gRPC status code, ``kind`` the server's error type (such as ``InvalidPlan``) and
-    ``field`` the field to blame (both empty where unknown), ``request_id`` the call's id in the server's log.
+    ``field`` the field to blame (both empty where unknown), ``request_id`` the call's id in the server's log, and
+    ``retry_seconds`` is after how long the server thinks it worth while to try again, where it says so.
     """
 
-    def __init__(self, code: str, message: str, *, kind: str = "", field: str = "", request_id: str = "") -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        kind: str = "",
+        field: str = "",
+        request_id: str = "",
+        retry_seconds: float | None = None,
+    ) -> None:
         self.code = code
         self.message = message
         self.kind = kind
         self.field = field
         self.request_id = request_id
+        self.retry_seconds = retry_seconds
         super().__init__(message)
 
 
@@ -64,9 +79,11 @@ class Client:
         address: ``host:port`` of the server.
         max_message_bytes: largest gRPC message to send or take; the server has a limit of its own.
         timeout: seconds that a call may take, more than 0, at most a year; ingesting and answering may take longer.
+        token: a bearer token, sent with each call; to another machine only with ``tls``.
+        tls: encrypt the connection.
 
     Raises:
-        InvalidInput: the address or the timeout cannot be used.
+        InvalidInput: the address, the timeout, the token or a file of ``tls`` cannot be used.
     """
 
     def __init__(
@@ -75,6 +92,8 @@ class Client:
         *,
         max_message_bytes: int = ServerConfig.max_message_bytes,
         timeout: float = 60.0,
+        token: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         if not address or not address.isprintable() or not address.isascii():
             raise InvalidInput("address", address, "host:port")
@@ -82,13 +101,13 @@ class Client:
             raise InvalidInput("timeout", timeout, f"seconds, more than 0 and at most {_MAX_TIMEOUT:.0f}")
         self.address = address
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(
-            address,
-            options=[
-                ("grpc.max_send_message_length", max_message_bytes),
-                ("grpc.max_receive_message_length", max_message_bytes),
-            ],
-        )
+        options = [
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.keepalive_time_ms", 60_000),  # find out that a server is gone while a call waits for it
+            ("grpc.keepalive_timeout_ms", 20_000),
+        ]
+        self._channel = credentials.channel(address, options, token, tls)
         self._stub: Any = BlendServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def ingest(self, documents: Iterable[Document]) -> Iterator[pb.IngestProgress]:
@@ -155,10 +174,11 @@ class Client:
 
     def ask(self, question: str, **options: Any) -> Answer:
         """Ask and wait for the answer; options are those of :meth:`answer`."""
-        for event in self.answer(question, **options):
-            if isinstance(event, Answer):
-                return event
-        raise ServiceError("INTERNAL", "the server ended the stream without an answer")
+        # To the end: a call that is left before it counts as cancelled.
+        answers = [event for event in self.answer(question, **options) if isinstance(event, Answer)]
+        if not answers:
+            raise ServiceError("INTERNAL", "the server ended the stream without an answer")
+        return answers[-1]
 
     def retrieve(self, question: str, k: int | None = None) -> list[pb.Passage]:
         """Return the passages that fit a question best, best first."""
@@ -295,4 +315,16 @@ def _translated() -> Iterator[None]:
             kind=metadata.get("blend-error", ""),
             field=metadata.get("blend-field", ""),
             request_id=metadata.get("x-request-id", ""),
+            retry_seconds=_retry_seconds(metadata.get("grpc-status-details-bin")),
         ) from error
+
+
+def _retry_seconds(details: bytes | None) -> float | None:
+    """What a ``google.rpc.Status`` says of trying again."""
+    status, retry = RpcStatus(), RetryInfo()
+    try:
+        status.ParseFromString(details or b"")
+        found = any(detail.Unpack(retry) for detail in status.details)
+    except DecodeError:  # another server's, on the way
+        return None
+    return float(retry.retry_delay.ToMilliseconds() / 1e3) if found else None

@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from blend.config import ServerConfig
 from blend.errors import BlendError, InvalidInput
 from blend.types import METHODS, Plan, Token
 from blend_server import convert
-from blend_server.client import files, show
+from blend_server.client import connection, files, show
 from blend_server.client.api import Client, Document, ServiceError
 from blend_server.plain import plain
 from blend_server.proto.blend.v1 import blend_pb2 as pb
@@ -29,6 +28,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOT_FOUND = 3
 EXIT_UNAVAILABLE = 4
+EXIT_DENIED = 5
 EXIT_INTERRUPTED = 130
 
 _EXITS = {
@@ -37,6 +37,8 @@ _EXITS = {
     "UNAVAILABLE": EXIT_UNAVAILABLE,
     "RESOURCE_EXHAUSTED": EXIT_UNAVAILABLE,
     "DEADLINE_EXCEEDED": EXIT_UNAVAILABLE,
+    "UNAUTHENTICATED": EXIT_DENIED,
+    "PERMISSION_DENIED": EXIT_DENIED,
 }
 
 _EPILOG = """\
@@ -47,10 +49,15 @@ examples:
   blend-client documents --json
   blend-client delete docs/old.md
   blend-client stats --address 127.0.0.1:50061
+  blend-client stats --address blend.example:50061 --ca ca.pem --token-file ~/.blend-token
 
 exit status:
   0 done; 1 failed (with ingest: some documents); 2 wrong argument; 3 no such document, or none at all;
-  4 the server cannot be reached or is busy; 130 interrupted
+  4 the server cannot be reached or is busy; 5 the token or certificate is not valid, or does not allow that;
+  130 interrupted
+
+environment:
+  BLEND_TOKEN  the token, where there is no --token-file
 """
 
 
@@ -59,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        with Client(arguments.address, timeout=arguments.timeout) as client:
+        with connection.connect(arguments) as client:
             status: int = arguments.run(client, arguments, out, err)
             sys.stdout.flush()
             return status
@@ -292,7 +299,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=layout,
     )
-    _add_common(parser, address=ServerConfig.address, timeout=60.0, json=False)
+    _add_common(parser, **connection.DEFAULTS, json=False)
     # After the command the same options are taken, too; they must not undo with a default what came before it.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     _add_common(common)
@@ -327,12 +334,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_common(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help=f"where the server listens (default: {ServerConfig.address})"
-    )
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="for calls other than ingest and ask (default: 60)"
-    )
+    connection.add_flags(parser)
     parser.add_argument(
         "--json", action="store_true", help="print JSON: one object, or one a line, with the protocol's field names"
     )
