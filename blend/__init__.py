@@ -16,9 +16,11 @@ from blend.types import (
     Prefill,
     Prompt,
     Report,
+    Sampling,
     Text,
     Timings,
     Token,
+    Usage,
 )
 
 if TYPE_CHECKING:
@@ -40,11 +42,13 @@ __all__ = [
     "Prompt",
     "RagConfig",
     "Report",
+    "Sampling",
     "ServerConfig",
     "StoreConfig",
     "Text",
     "Timings",
     "Token",
+    "Usage",
 ]
 
 

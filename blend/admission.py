@@ -1,10 +1,9 @@
-"""What is refused before anything runs: prompts, plans and token ids that the model cannot take, or memory cannot."""
+"""What is refused before anything runs, for the model or the memory cannot take it, and when there is memory for it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -37,7 +36,8 @@ class Admission:
         self._calibration = calibration
         self._scratch = scratch
         self._lock = threading.Lock()
-        self._largest = self._passing = 0
+        self._largest = 0
+        self._rooms: set[Room] = set()
 
     def admit(
         self,
@@ -47,20 +47,23 @@ class Admission:
         reserve: int,
         arrived: float | None = None,
         compared: bool = False,
-    ) -> Request:
-        """Return the request for a prompt.
+        positions: bool = False,
+    ) -> tuple[Request, Room]:
+        """Return the request for a prompt, and the memory that it has to take before it begins.
 
         Args:
             plan: ``None`` is ``Plan()``.
             reserve: tokens that the canvas is to have room for beyond the prompt.
             arrived: reading of :func:`time.perf_counter` that TTFT counts from; ``None`` is now.
             compared: whether the prompt is run at full prefill, too.
+            positions: whether the report lists what was recomputed.
 
         Raises:
             InvalidInput, InvalidPlan, InvalidPrompt, PromptTooLong: it cannot run.
-            ResourceExhausted: the device has not the memory for it now.
+            ResourceExhausted: the device has not the memory for it, nor will it when all that runs has ended.
         """
-        arrived = perf_counter() if arrived is None else arrived
+        now = perf_counter()
+        arrived = now if arrived is None else arrived
         if not isinstance(prompt, Prompt):
             raise InvalidPrompt("prompt", prompt, "a Prompt")
         self.check_ids("prompt", prompt.token_ids)
@@ -74,14 +77,16 @@ class Admission:
         capacity, most = len(prompt) + reserve, self._decoder.max_positions
         if capacity > most:
             raise PromptTooLong(capacity, most, "prompt with room for its answer")
-        request = Request(prompt, plan, namespace, capacity, arrived, compared=compared)
-        need = self._need(request)
+        need = self._need(len(prompt), capacity, compared)
+        room = Room(self, need, answer=need.canvas * reserve // capacity, tokens=len(prompt))
+        request = Request(
+            prompt, plan, namespace, capacity, arrived, now, compared=compared, positions=positions, filled=room.filled
+        )
         with self._lock:
-            passing = self._passing
-        self._refuse(request, need, passing)
-        with self._lock:
+            held = sum(other.need.total for other in self._rooms)
+            self._refuse(room, self._available(need.total - held), held)
             self._largest = max(self._largest, need.total)
-        return request
+        return request, room
 
     def check_ids(self, what: str, ids: Sequence[int]) -> None:
         """Check token ids against the model's vocabulary; ``what`` names them.
@@ -96,46 +101,42 @@ class Admission:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise InvalidPrompt(what, wrong, f"token ids from 0 to {size - 1}")
 
-    @contextmanager
-    def running(self, request: Request) -> Iterator[None]:
-        """Within it a request is prefilled, the only one at that time.
-
-        When it arrived, others may have held less than now; and while it runs, those that arrive are not refused for
-        what it gives back before their turns come: all but its canvas.
-
-        Raises:
-            ResourceExhausted: the device has not the memory for it any more.
-        """
-        need = self._need(request)
-        self._refuse(request, need)
+    def take(self, room: Room, last: bool) -> bool:
+        """See :meth:`Room.take`."""
         with self._lock:
-            self._passing = need.total - need.canvas
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._passing = 0
+            promised = sum(other.promised for other in self._rooms)
+            available = self._available(room.need.total + promised)
+            if available is not None and room.need.total > available - promised:
+                if last:
+                    self._refuse(room, available, -promised)
+                return False
+            self._rooms.add(room)
+            return True
 
-    def _need(self, request: Request) -> Need:
-        """What a request takes of the device's memory at most."""
-        tokens = len(request.prompt)
-        need = self._scratch.need(request.capacity, tokens)
-        return replace(need, canvas=need.canvas + self._scratch.need(tokens).canvas) if request.compared else need
+    def give(self, room: Room) -> None:
+        """See :meth:`Room.give`."""
+        with self._lock:
+            self._rooms.discard(room)
 
-    def _refuse(self, request: Request, need: Need, passing: int = 0) -> None:
-        """Refuse a request that needs more memory than the device has to spare, if that is known.
-
-        ``passing`` is what it will have besides when the request's turn comes. What is kept of canvases that are gone
-        is given up first.
-        """
+    def _available(self, wanted: int) -> int | None:
+        """What the device has to spare. What is kept of canvases that are gone is given up first where that is less."""
         room = memory.available(self._decoder.device)
-        if room is not None and need.total > room + passing:
+        if room is not None and room < wanted:
             KEPT.release()
             room = memory.available(self._decoder.device)
-        if room is not None and need.total > room + passing:
+        return room
+
+    def _need(self, tokens: int, capacity: int, compared: bool) -> Need:
+        """What a request takes of the device's memory at most."""
+        need = self._scratch.need(capacity, tokens)
+        return replace(need, canvas=need.canvas + self._scratch.need(tokens).canvas) if compared else need
+
+    def _refuse(self, room: Room, available: int | None, more: int) -> None:
+        """Refuse a request that needs more memory than is available, ``more`` of it added, if that is known."""
+        if available is not None and room.need.total > available + more:
             raise ResourceExhausted(
-                f"prefilling {len(request.prompt)} tokens takes up to {_mebibytes(need.total)} of memory, and "
-                f"{self._decoder.device} has {_mebibytes(room + passing)} to spare"
+                f"prefilling {room.tokens} tokens takes up to {_mebibytes(room.need.total)} of memory, and "
+                f"{self._decoder.device} has {_mebibytes(max(0, available + more))} to spare"
             )
 
     def scratch(self) -> ScratchStats:
@@ -147,6 +148,45 @@ class Admission:
         if room is not None and self._decoder.device.type == "cpu":
             room += KEPT.nbytes
         return ScratchStats(planned.total, planned.parts(), largest, room)
+
+
+class Room:
+    """The memory of one request, from its beginning to its end.
+
+    A canvas takes its memory when it is written, so what requests will still write has to be kept for them.
+
+    Args:
+        admission: owns the memory.
+        need: what it takes.
+        answer: the canvas's bytes behind the prompt.
+        tokens: of the prompt.
+
+    Attributes:
+        promised: bytes that it has not written yet.
+    """
+
+    def __init__(self, admission: Admission, need: Need, answer: int, tokens: int) -> None:
+        self.need = need
+        self.tokens = tokens
+        self.promised = need.canvas
+        self._answer = answer
+        self._admission = admission
+
+    def take(self, last: bool) -> bool:
+        """Take it, if it is there; returns whether it was.
+
+        Raises:
+            ResourceExhausted: it is not, and with ``last`` nobody will give any back.
+        """
+        return self._admission.take(self, last)
+
+    def filled(self) -> None:
+        """Take note that the prompt's part of the canvas is written."""
+        self.promised = self._answer
+
+    def give(self) -> None:
+        """Give it back, if it was taken."""
+        self._admission.give(self)
 
 
 def _mebibytes(nbytes: int) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal
+from typing import TypeVar
 
 import torch
 
-from blend.admission import Admission
+from blend.admission import Admission, Room
 from blend.chunks import ChunkCache
 from blend.config import EngineConfig
 from blend.errors import Closed, InvalidInput, InvalidPlan, InvalidPrompt
@@ -17,13 +17,17 @@ from blend.misses import Misses
 from blend.model import source, support
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import fingerprint
-from blend.model.tokenizer import Detokenizer
-from blend.pipeline import Pipeline, Request, at_first_token
+from blend.pipeline import Pipeline, Request
 from blend.recompute import assemble, calibration, machine, planner
 from blend.recompute.prefill import Repair
 from blend.recompute.scratch import Scratch, Shapes
 from blend.recompute.streams import pinned_for
-from blend.scheduler import Turns
+from blend.serving.job import Job
+from blend.serving.passes import Passes
+from blend.serving.scheduler import Scheduler
+from blend.serving.shares import Shares
+from blend.serving.steps import Alone, Steps, do
+from blend.serving.stream import AnswerStream, Channel
 from blend.stats import Counters, EngineStats, NamespaceStats, tenant_stats
 from blend.store import LAYOUT_VERSION, Dropped, Stored, open_store
 from blend.store.key import model_of, tenant_of
@@ -34,11 +38,17 @@ from blend.types import (
     Prefill,
     Prompt,
     Report,
-    Token,
+    Sampling,
+    Text,
     as_token_ids,
 )
 
 DEFAULT_NAMESPACE = "default"
+
+_T = TypeVar("_T")
+
+_PRECOMPUTE_PATIENCE = 0.5
+"""Seconds that a chunk which somebody waits for lets requests go before it."""
 
 
 class Engine:
@@ -82,19 +92,22 @@ class Engine:
             self.decoder, self.sink, self.store, self.model_fingerprint, secret, self._speed, self.config.max_rows
         )
         self._counters = Counters()
-        self._turns = Turns()
         scratch = Scratch(Shapes.of(self.decoder), self.config.max_rows)
         self._admission = Admission(self.decoder, self._chunks, self.calibration, scratch)
+        shares = Shares()
+        passes = Passes(self.decoder, shares, self._speed, self.config.max_rows, self.config.shared_rows)
+        self._scheduler = Scheduler(passes, shares, self.config.max_running, self.config.max_waiting)
         self._pipeline = Pipeline(
             self.decoder,
+            self.tokenizer,
             self._chunks,
             self.calibration,
             self._speed,
-            self._turns,
             self.config.max_rows,
-            self._admission.running,
+            crowded=lambda: self._scheduler.crowded,
+            finished=self._finished,
         )
-        self._misses = Misses(self._turns, self._chunks.key, self._encode)
+        self._misses = Misses(self._scheduler, self._chunks.key, self._encode)
         self._closed = False
 
     def _sink(self) -> tuple[int, ...]:
@@ -146,18 +159,28 @@ class Engine:
         related: Sequence[Sequence[Chunk]] = [()] * len(wanted) if behind is None else behind
         if len(related) != len(wanted):
             raise InvalidInput("behind", f"{len(related)} entries", f"one for each of the {len(wanted)} chunks")
-        keys, writes = [], []
-        for chunk, others in zip(wanted, related, strict=True):
-            with self._turns.turn():
-                key = self._chunks.key(chunk, namespace)
-                self.store.known.learn(namespace)
-                self._misses.want(key)
-                writes.append(self._encode(chunk, namespace, others))
-                keys.append(key)
+        steps = self._encode_all(list(zip(wanted, related, strict=True)), namespace)
+        keys, writes = self._scheduler.wait(self._scheduler.submit_background(Job(steps), _PRECOMPUTE_PATIENCE))
         for write in writes:  # while one chunk is written to lower tiers, the next ones are computed
             if write is not None:
                 write.settled()
         return keys
+
+    def _encode_all(
+        self, chunks: Sequence[tuple[Chunk, Sequence[Chunk]]], namespace: str
+    ) -> Steps[tuple[list[str], list[Stored | None]]]:
+        keys, writes = [], []
+
+        def encode(chunk: Chunk, others: Sequence[Chunk]) -> Stored | None:
+            key = self._chunks.key(chunk, namespace)
+            self.store.known.learn(namespace)
+            self._misses.want(key)
+            keys.append(key)
+            return self._encode(chunk, namespace, others)
+
+        for chunk, others in chunks:
+            writes.append((yield from do(Alone(lambda chunk=chunk, others=others: encode(chunk, others)))))  # type: ignore[misc]
+        return keys, writes
 
     def _encode(self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = ()) -> Stored | None:
         write, computed = self._chunks.encode(chunk, namespace, behind)
@@ -183,9 +206,12 @@ class Engine:
     def forget_keys(self, keys: Iterable[str]) -> int:
         """Remove chunks by the content keys that :meth:`precompute` returned, whatever model they were made with."""
         gone = set(keys)
-        with self._turns.turn():
+
+        def forget() -> int:
             self._misses.forget(gone)
             return self._chunks.forget(gone)
+
+        return self._scheduler.call(forget)
 
     def namespaces(self) -> tuple[NamespaceStats, ...]:
         """Return what every namespace has in each tier, what other models left included; in order of their tags.
@@ -213,11 +239,14 @@ class Engine:
             InvalidInput: not a usable name.
         """
         self._chunks.namespace(name)
-        with self._turns.turn():
+
+        def disown() -> str:
             self._misses.drop(name)
             tag = self.store.known.learn(name)
             self._chunks.disown(tag)
-        return self.store.drop(tag)  # requests need not wait for that
+            return tag
+
+        return self.store.drop(self._scheduler.call(disown))  # requests need not wait for that
 
     def _finished(self, request: Request, report: Report) -> None:
         """Take note of a request that has reached its first token."""
@@ -231,76 +260,82 @@ class Engine:
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
         plan: Plan | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         compare_full: bool = False,
         positions: bool = False,
+        deadline: float | None = None,
     ) -> Answer:
-        """Return the greedy answer with its report. Arguments and errors are those of :meth:`stream`."""
-        events = self.stream(
+        """Return the answer with its report. Arguments and errors are those of :meth:`stream`."""
+        stream = self.stream(
             prompt,
             max_new_tokens=max_new_tokens,
+            sampling=sampling,
             plan=plan,
             namespace=namespace,
             compare_full=compare_full,
             positions=positions,
+            deadline=deadline,
         )
-        for event in events:
-            if isinstance(event, Answer):
-                return event
+        with stream:
+            for event in stream:
+                if isinstance(event, Answer):
+                    return event
         raise RuntimeError("the stream ended without an answer")
 
     def stream(
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
         plan: Plan | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         compare_full: bool = False,
         positions: bool = False,
         arrived: float | None = None,
-    ) -> Iterator[Token | Answer]:
-        """Answer greedily, token by token; the last event is the :class:`Answer`. Closing the iterator cancels.
+        deadline: float | None = None,
+    ) -> AnswerStream:
+        """Answer token by token; the last event is the :class:`Answer`. Closing the stream cancels.
+
+        The answer is generated whether or not the stream is read, together with those of other requests.
 
         Args:
-            max_new_tokens: most tokens of the answer.
+            max_new_tokens: most tokens of the answer; ``None``: what ``sampling`` says.
+            sampling: how tokens are chosen and when the answer ends; ``None`` is ``Sampling()``, that is greedy.
             plan: how to prefill; ``None`` is ``Plan()``, that is ``auto``.
+            namespace: whose chunks are used; namespaces have equal shares of the engine.
             compare_full: also run the prompt at full prefill, after the answer, and report how close it was.
             positions: report the recomputed positions.
             arrived: reading of :func:`time.perf_counter` that TTFT counts from; ``None`` is now.
+            deadline: reading of :func:`time.monotonic` at which the answer ends, however far it has come; ``None``:
+                never.
 
         Raises:
-            InvalidPlan, InvalidPrompt, PromptTooLong, ResourceExhausted: at once, before anything runs.
-            ResourceExhausted: also when its turn comes, if others have taken the memory meanwhile.
+            InvalidInput, InvalidPlan, InvalidPrompt, PromptTooLong, ResourceExhausted: at once, before anything runs.
+            DeadlineExceeded: at once, where the first token would not come in time as far as can be known; from the
+                stream, where it has not.
+            ResourceExhausted: also from the stream, if others have taken the memory when its turn comes.
             Closed: the engine was closed.
         """
-        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-            raise InvalidInput("max_new_tokens", max_new_tokens, "an integer of 1 or more")
-        request = self._admit(prompt, plan, namespace, max_new_tokens, arrived, compare_full)
-        return self._stream(request, max_new_tokens, compare_full, positions)
-
-    def _stream(
-        self, request: Request, max_new_tokens: int, compare_full: bool, positions: bool
-    ) -> Iterator[Token | Answer]:
-        with self._turns.request():
-            state = self._pipeline.prefill(request, positions)
-            detokenizer = Detokenizer(self.tokenizer)
-            token = int(state.logits.argmax())
-            report = at_first_token(state.report, request)
-            self._finished(request, report)
-            produced: list[int] = []
-            while token not in self.tokenizer.eos_ids and len(produced) < max_new_tokens:
-                produced.append(token)
-                self._counters.add("new_tokens")
-                yield Token(token, detokenizer.push(token))
-                if len(produced) < max_new_tokens:
-                    token = self._pipeline.next(state.canvas, token, len(request.prompt) + len(produced) - 1)
-            finish: Literal["stop", "length"] = "stop" if token in self.tokenizer.eos_ids else "length"
-            if compare_full:
-                report = replace(report, comparison=self._pipeline.compare(state))
-        yield Answer(self.tokenizer.decode(produced), tuple(produced), finish, report)
+        chosen = Sampling() if sampling is None else sampling
+        if not isinstance(chosen, Sampling):
+            raise InvalidInput("sampling", sampling, "a Sampling")
+        if max_new_tokens is not None:
+            chosen = replace(chosen, max_new_tokens=max_new_tokens)
+        if deadline is not None and not isinstance(deadline, (int, float)):
+            raise InvalidInput("deadline", deadline, "a reading of time.monotonic()")
+        request, room = self._admit(
+            prompt, plan, namespace, chosen.max_new_tokens, arrived, compared=compare_full, positions=positions
+        )
+        channel = Channel(lambda: self._counters.add("new_tokens"))
+        steps = self._pipeline.answer(request, chosen, channel.put)
+        job = Job(steps, namespace, room=room, deadline=deadline, estimate_ms=self._estimate_ms(request))
+        job.done.add_done_callback(channel.end)
+        self._scheduler.submit(job)
+        return AnswerStream(channel, job, self._scheduler.cancel)
 
     def prefill(
         self,
@@ -322,17 +357,13 @@ class Engine:
 
         Other arguments and the errors are those of :meth:`stream`.
         """
-        request = self._admit(prompt, plan, namespace, reserve, compared=compare_full)
+        request, room = self._admit(prompt, plan, namespace, reserve, compared=compare_full, positions=positions)
         if repair is not None:
             if request.plan.method != "reuse":
                 raise InvalidPlan("method", request.plan.method, "reuse, where a repair is given")
             request = replace(request, repair=repair)
-        state = self._pipeline.prefill(request, positions)
-        report = at_first_token(state.report, state.request)
-        self._finished(state.request, report)
-        if compare_full:
-            report = replace(report, comparison=self._pipeline.compare(state))
-        return Prefill(state.logits, state.canvas, report)
+        state = self._run(self._pipeline.prefilled(request), request, room)
+        return Prefill(state.logits, state.canvas, state.report)
 
     def score(
         self,
@@ -348,7 +379,8 @@ class Engine:
         """
         ids = as_token_ids(continuation_ids)
         self._admission.check_ids("continuation_ids", ids)
-        state = self._pipeline.prefill(self._admit(prompt, plan, namespace, len(ids) - 1), positions=False)
+        request, room = self._admit(prompt, plan, namespace, len(ids) - 1)
+        state = self._run(self._pipeline.prefill(request), request, room)
         return self.continuation(Prefill(state.logits, state.canvas, state.report), ids)
 
     def continuation(self, prefill: Prefill, continuation_ids: Sequence[int]) -> torch.Tensor:
@@ -360,7 +392,8 @@ class Engine:
             raise InvalidInput("continuation_ids", f"{len(ids)} tokens", f"{prefill.canvas.length - start + 1} at most")
         logits = prefill.logits[None]
         if len(ids) > 1:
-            logits = torch.cat((logits, self._pipeline.extend(prefill.canvas, start, ids[:-1])))
+            following = self._run(self._pipeline.extend(prefill.canvas, start, ids[:-1]))
+            logits = torch.cat((logits, following))
         return logits.log_softmax(dim=-1)
 
     def greedy(self, prefill: Prefill, max_new_tokens: int) -> tuple[int, ...]:
@@ -368,15 +401,7 @@ class Engine:
         room = prefill.canvas.length - prefill.report.tokens + 1
         if not 0 < max_new_tokens <= room:
             raise InvalidInput("max_new_tokens", max_new_tokens, f"1 to {room}, for which the canvas has room")
-        produced: list[int] = []
-        token = int(prefill.logits.argmax())
-        while token not in self.tokenizer.eos_ids and len(produced) < max_new_tokens:
-            produced.append(token)
-            if len(produced) < max_new_tokens:
-                token = self._pipeline.next(prefill.canvas, token, prefill.report.tokens + len(produced) - 1)
-        return tuple(produced)
-
-    # ------------------------------------------------------------- the path
+        return self._run(self._pipeline.greedy(prefill.canvas, prefill.logits, prefill.report.tokens, max_new_tokens))
 
     def _admit(
         self,
@@ -386,12 +411,27 @@ class Engine:
         reserve: int,
         arrived: float | None = None,
         compared: bool = False,
-    ) -> Request:
+        positions: bool = False,
+    ) -> tuple[Request, Room]:
         if self._closed:
             raise Closed("the engine is closed")
-        request = self._admission.admit(prompt, plan, namespace, reserve, arrived, compared)
+        admitted = self._admission.admit(prompt, plan, namespace, reserve, arrived, compared, positions)
         self.store.known.learn(namespace)
-        return request
+        return admitted
+
+    def _run(self, steps: Steps[_T], request: Request | None = None, room: Room | None = None) -> _T:
+        """Have steps carried out and return what they come to."""
+        tenant, estimate_ms = ("", 0.0) if request is None else (request.namespace, self._estimate_ms(request))
+        return self._scheduler.wait(self._scheduler.submit(Job(steps, tenant, room=room, estimate_ms=estimate_ms)))
+
+    def _estimate_ms(self, request: Request) -> float:
+        """The least that a request's prefill will take: what may be in the store is counted as if it cost nothing."""
+        prompt = request.prompt
+        full_ms = self._speed.full_ms(len(prompt))
+        if planner.decide(request.plan, self.calibration).method == "full":
+            return full_ms
+        computed = sum(len(segment) for segment in prompt.segments if isinstance(segment, Text))
+        return full_ms * computed / len(prompt)
 
     # --------------------------------------------------------------- upkeep
 
@@ -408,7 +448,7 @@ class Engine:
             kv_bytes_per_token=2 * d.layers * d.kv_heads * d.head_dim * d.dtype.itemsize,
             max_positions=d.max_positions,
             calibrated=self.calibration is not None,
-            waiting=self._turns.waiting,
+            waiting=self._scheduler.waiting,
             counters=self._counters.snapshot(),
             background=self._misses.counts(),
             scratch=self._admission.scratch(),
@@ -423,14 +463,15 @@ class Engine:
         return self._misses.wait_idle(timeout)
 
     def close(self) -> None:
-        """Let the running step finish, stop the background thread and close the store. Safe to call again."""
+        """Let the running step finish, end all work and close the store. Safe to call again."""
         if self._closed:
             return
         self._closed = True
-        self._turns.close()
+        self._scheduler.close()
         self._misses.close()
         self._chunks.close()
         self.store.close()
+        self._scheduler.join()  # what waited for the store has been let go by now
 
     def __enter__(self) -> Engine:
         return self

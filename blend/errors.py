@@ -13,6 +13,8 @@
     ├── Unauthenticated         nobody knows who is calling           → UNAUTHENTICATED
     ├── PermissionDenied        the caller may not do that            → PERMISSION_DENIED
     ├── ResourceExhausted       a budget is used up                   → RESOURCE_EXHAUSTED
+    ├── DeadlineExceeded        it cannot be done in time             → DEADLINE_EXCEEDED
+    ├── Cancelled               nobody wants it any more              → CANCELLED
     ├── ModelError              a model cannot be used                → FAILED_PRECONDITION
     │   ├── ModelNotFound       no such name, directory or hub id
     │   ├── ModelUnavailable    it exists, but cannot be fetched now
@@ -96,6 +98,14 @@ class ResourceExhausted(BlendError):
     def __init__(self, message: str, retry_seconds: float | None = None) -> None:
         self.retry_seconds = retry_seconds
         super().__init__(message)
+
+
+class DeadlineExceeded(BlendError):
+    """A request's deadline has passed, or would have before its first token."""
+
+
+class Cancelled(BlendError):
+    """A request was cancelled before its first token."""
 
 
 class ModelError(BlendError):

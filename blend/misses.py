@@ -8,7 +8,8 @@ from math import inf
 from time import perf_counter
 
 from blend.pipeline import Request
-from blend.scheduler import Background, Turns
+from blend.serving.background import Background
+from blend.serving.scheduler import Scheduler
 from blend.types import Chunk, Report
 
 _LIMIT = 100_000
@@ -17,15 +18,17 @@ _LIMIT = 100_000
 class Misses:
     """One context-free precompute for every chunk that the store could not give, and that is still wanted.
 
-    It owns the thread that computes them, in the gaps between requests. Thread-safe.
+    They are computed in the gaps between requests. Thread-safe.
 
     Args:
-        turns: who may use the model now.
+        scheduler: owns the engine's thread.
         key: returns a chunk's content key in a namespace.
-        compute: encodes a chunk in a namespace and stores it; called inside a turn.
+        compute: encodes a chunk in a namespace and stores it; called in the engine's thread.
     """
 
-    def __init__(self, turns: Turns, key: Callable[[Chunk, str], str], compute: Callable[[Chunk, str], object]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, key: Callable[[Chunk, str], str], compute: Callable[[Chunk, str], object]
+    ) -> None:
         self._key = key
         self._compute = compute
         self._lock = threading.Lock()
@@ -33,7 +36,7 @@ class Misses:
         # again.
         self._forgotten: dict[str, float] = {}
         self._dropped: dict[str, float] = {}
-        self._later = Background(turns, self._work, name="blend-precompute")
+        self._later = Background(scheduler, self._work)
 
     def queue(self, request: Request, report: Report) -> None:
         """Queue what a request missed, but for what was forgotten, or dropped, since it arrived."""
@@ -72,7 +75,7 @@ class Misses:
         return self._later.wait_idle(timeout)
 
     def close(self) -> None:
-        """Drop what is queued, let the running piece finish, and join the thread."""
+        """Drop what is queued, and take no more."""
         self._later.close()
 
     def _work(self, missed: tuple[Chunk, str]) -> None:

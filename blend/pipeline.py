@@ -1,39 +1,46 @@
-"""The path of one request: plan → load → select → recompute → decode."""
+"""The path of one request: plan → load → select → recompute → decode, each a step that the engine carries out."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
 from blend.chunks import ChunkCache, Which
-from blend.errors import ResourceExhausted
-from blend.filling import ChunkLost, Loaded, Lost
+from blend.errors import Cancelled, DeadlineExceeded, ResourceExhausted
+from blend.filling import ChunkLost, Filling, Loaded, Lost
 from blend.model.decoder import Decoder, Rows
+from blend.model.tokenizer import Tokenizer
 from blend.recompute import passes, planner, prefill
+from blend.recompute.budget import Budget
 from blend.recompute.calibration import Calibration
 from blend.recompute.canvas import Canvas
-from blend.recompute.prefill import Repair
-from blend.recompute.select import Blend, selector
+from blend.recompute.prefill import Outcome, Repair
+from blend.recompute.select import Blend, Selector, selector
 from blend.reporting import build_report
-from blend.scheduler import Turns
+from blend.serving.draft import Draft
+from blend.serving.sampling import Sampler
+from blend.serving.steps import Alone, Aside, Decode, Prefill, Step, Steps, do
 from blend.store import ObjectKey
-from blend.types import Comparison, Plan, Prompt, Report
+from blend.types import Answer, Comparison, Finish, Plan, Prompt, Report, Sampling, Token
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Request:
     """A validated request.
 
-    ``capacity`` is the canvas's length, ``arrived`` the clock reading that TTFT counts from. ``repair`` is run in the
-    place of the plan's method, over the chunks that the plan loads. ``compared`` tells whether the prompt is run at
-    full prefill afterwards, on a canvas of its own.
+    ``capacity`` is the canvas's length, ``arrived`` the reading of :func:`time.perf_counter` that TTFT counts from, and
+    ``admitted`` the one that its wait for the engine does. ``repair`` is run in the place of the plan's method, over
+    the chunks that the plan loads. ``compared`` tells whether the prompt is run at full prefill afterwards, on a canvas
+    of its own; ``positions`` whether the report lists what was recomputed. ``filled`` is called once the canvas is.
     """
 
     prompt: Prompt
@@ -41,8 +48,11 @@ class Request:
     namespace: str
     capacity: int
     arrived: float
+    admitted: float = 0.0
     repair: Repair | None = None
     compared: bool = False
+    positions: bool = False
+    filled: Callable[[], None] | None = None
 
 
 @dataclass(eq=False)
@@ -57,43 +67,84 @@ class State:
 
 
 class Pipeline:
-    """Runs requests step by step; each step takes a turn, so that several requests can be under way.
+    """What requests are made of. Each method returns the steps of one thing; the scheduler carries them out.
 
     Args:
-        decoder, chunks: the model, and its chunks in the store.
+        decoder, tokenizer, chunks: the model, its text, and its chunks in the store.
         calibration: what ``auto`` goes by, or ``None``.
         speed: what is known of full prefill's speed.
-        turns: who may use the model now.
         max_rows: most rows of one forward pass.
-        running: what a request is prefilled within; it refuses one that the device has not the memory for.
+        crowded: whether others wait for the engine, and as little as may be is left to its thread.
+        finished: told of a request that has its first token.
     """
 
     def __init__(
         self,
         decoder: Decoder,
+        tokenizer: Tokenizer,
         chunks: ChunkCache,
         calibration: Calibration | None,
         speed: planner.PrefillSpeed,
-        turns: Turns,
         max_rows: int,
-        running: Callable[[Request], AbstractContextManager[object]],
+        crowded: Callable[[], bool],
+        finished: Callable[[Request, Report], None],
     ) -> None:
         self.decoder = decoder
+        self._tokenizer = tokenizer
         self._chunks = chunks
         self._calibration = calibration
         self._speed = speed
-        self._turns = turns
         self._max_rows = max_rows
-        self._running = running
+        self._crowded = crowded
+        self._finished = finished
 
-    def prefill(self, request: Request, positions: bool) -> State:
+    def answer(self, request: Request, sampling: Sampling, emit: Callable[[Token], None]) -> Steps[Answer]:
+        """Prefill, then decode token by token; ``emit`` gets each of them."""
+        sampler, draft = Sampler(sampling), Draft(self._tokenizer, sampling.stop)
+        state = yield from self.prefill(request)
+        token = sampler.choose(state.logits)
+        report = self._at_first_token(state)
+        try:
+            while token not in self._tokenizer.eos_ids:
+                emit(draft.push(token))
+                if draft.stopped or len(draft) == sampling.max_new_tokens:
+                    break
+                position = len(request.prompt) + len(draft) - 1
+                token = yield from do(Decode(state.canvas, token, position, sampler))
+        except (Cancelled, DeadlineExceeded) as error:
+            finish: Finish = "cancelled" if isinstance(error, Cancelled) else "deadline"
+            return Answer(draft.text(), tuple(draft.token_ids), finish, report)
+        finish = "stop" if draft.stopped or token in self._tokenizer.eos_ids else "length"
+        if request.compared:
+            try:
+                report = replace(report, comparison=(yield from self.compare(state)))
+            except (Cancelled, DeadlineExceeded) as error:
+                report = replace(report, warnings=(*report.warnings, f"not compared with full prefill: {error}"))
+        return Answer(draft.text(), tuple(draft.token_ids), finish, report)
+
+    def prefilled(self, request: Request) -> Steps[State]:
+        """Prefill, and the comparison where one is asked for."""
+        state = yield from self.prefill(request)
+        state.report = self._at_first_token(state)
+        if request.compared:
+            state.report = replace(state.report, comparison=(yield from self.compare(state)))
+        return state
+
+    def _at_first_token(self, state: State) -> Report:
+        """Stop the TTFT clock: it runs from the request's arrival, queue and fetch included."""
+        elapsed = (perf_counter() - state.request.arrived) * 1e3
+        report = replace(state.report, timings=replace(state.report.timings, first_token=elapsed))
+        self._finished(state.request, report)
+        return report
+
+    def prefill(self, request: Request) -> Steps[State]:
         """Plan, load, select, recompute: from the prompt to the logits of its last position.
 
         When a chunk is lost while the request is being computed from it, the request is planned again without that
         chunk; when another is, it runs at full prefill.
 
         Raises:
-            ResourceExhausted: the device has not the memory for it, now that its turn has come.
+            ResourceExhausted: the device ran out of memory.
         """
         lost: dict[ObjectKey, str] = {}
         decision = planner.decide(request.plan, self._calibration)
@@ -102,7 +153,7 @@ class Pipeline:
         while True:
             begin = perf_counter()
             try:
-                return self._attempt(request, decision, positions, lost)
+                return (yield from self._attempt(request, decision, lost))
             except ChunkLost as error:
                 _log.warning("planning again: %s", str(error))
                 if lost:
@@ -114,78 +165,115 @@ class Pipeline:
         # Not while that error is handled: it holds the frames, and these hold what memory there was.
         raise ResourceExhausted(refused)
 
-    def _attempt(self, request: Request, decision: planner.Decision, positions: bool, lost: Lost) -> State:
+    def _attempt(self, request: Request, decision: planner.Decision, lost: Lost) -> Steps[State]:
         prompt, layers = request.prompt, self.decoder.layers
-        which = _which(decision.method)
+        times = _Times((perf_counter() - request.admitted) * 1e3)
         repair = None if decision.method == "full" else request.repair
-        with self._chunks.find(prompt, request.namespace, request.plan.variant, which, lost) as filling:
-            filling.wait(whole=self._turns.waiting > 0)  # with others about, as little as may be is left to the turn
-            with self._turns.turn() as queue_ms, self._running(request):
-                canvas = self.decoder.new_canvas(request.capacity)
-                token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
-                loaded = filling.settle()
+        crowded = self._crowded()
+        with ExitStack() as held:
+            filling = yield from do(Aside(lambda: self._load(request, decision, lost, held, whole=crowded)))
+            canvas = self.decoder.new_canvas(request.capacity)
+            token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
+            loaded = filling.settle()
+            blend = describe(self.decoder, prompt, canvas, token_ids, loaded, self._max_rows)
+            chooser = selector(decision.method) if repair is None else None
+            probe = 0 if chooser is None else chooser.probe_cost(blend)
+            mandatory = len(prompt) - blend.cached
+            decision = planner.settle(
+                decision, cached=blend.cached, probe=probe, rows=mandatory, tokens=len(prompt), layers=layers
+            )
+            if decision.method == "full":
+                loaded, chooser = loaded.unused(), None
                 blend = describe(self.decoder, prompt, canvas, token_ids, loaded, self._max_rows)
-                chooser = selector(decision.method) if repair is None else None
-                probe = 0 if chooser is None else chooser.probe_cost(blend)
-                mandatory = len(prompt) - blend.cached
-                decision = planner.settle(
-                    decision, cached=blend.cached, probe=probe, rows=mandatory, tokens=len(prompt), layers=layers
-                )
-                if decision.method == "full":
-                    loaded, chooser = loaded.unused(), None
-                    blend = describe(self.decoder, prompt, canvas, token_ids, loaded, self._max_rows)
-                    filling.close()
-                else:
-                    filling.onto(canvas)
-                budget = decision.budget(layers, blend.cached)
-                if repair is None:
-                    outcome = prefill.blended(blend, None if chooser is None else chooser.select, budget)
-                else:
-                    outcome = repair(blend, budget)
-                self._speed.saw(self._speed.flops(outcome.rows.tolist()), outcome.recompute_ms)
+                filling.close()
+            else:
+                filling.onto(canvas)
+                if crowded:  # nobody else is to wait in a pass for a chunk of this one
+                    yield from times.of(Alone(lambda: canvas.need(layers - 1)), canvas)
+            budget = decision.budget(layers, blend.cached)
+            if repair is None:
+                outcome = yield from self._blended(blend, chooser, budget, times)
+            else:
+                outcome = yield from do(Alone(lambda: repair(blend, budget), rows=len(prompt)))
+        if request.filled is not None:
+            request.filled()
         report = build_report(
             decision,
             loaded,
             blend,
             budget,
             outcome,
-            queue_ms=queue_ms,
+            queue_ms=times.waited_ms,
             full_estimate_ms=self._speed.full_ms(len(prompt)),
             calibrated=self._calibration is not None,
-            positions=positions,
+            positions=request.positions,
             lost=lost,
         )
         return State(request, canvas, token_ids, outcome.logits, report)
 
-    def next(self, canvas: Canvas, token: int, position: int) -> int:
-        """Return the greedy token after ``token``, which stands at ``position``. Only its id leaves the device."""
-        row = Rows(canvas, torch.tensor([position]), torch.tensor([token]))
-        with self._turns.turn():
-            return int(passes.unstopped(self.decoder.forward([row]))[0].argmax())
+    def _load(self, request: Request, decision: planner.Decision, lost: Lost, held: ExitStack, whole: bool) -> Filling:
+        """Look up a request's chunks and wait for them; ``held`` lets go of them."""
+        which = _which(decision.method)
+        filling = self._chunks.find(request.prompt, request.namespace, request.plan.variant, which, lost)
+        held.enter_context(filling).wait(whole)
+        return filling
 
-    def extend(self, canvas: Canvas, start: int, token_ids: Sequence[int]) -> torch.Tensor:
+    def _blended(self, blend: Blend, chooser: Selector | None, budget: Budget, times: _Times) -> Steps[Outcome]:
+        """Select, then compute misses, plain text and the selected tokens."""
+        selection, select_ms = prefill.nothing(blend), 0.0
+        if chooser is not None:
+            probe = chooser.probe_cost(blend) / self.decoder.layers
+            choosing = Alone(lambda: chooser.select(blend, budget), rows=probe)
+            selection, select_ms = yield from times.of(choosing, blend.canvas)
+        rows = prefill.rows_of(blend, selection)
+        computing = Prefill(blend.canvas, blend.token_ids, rows)
+        logits, recompute_ms = yield from times.of(computing, blend.canvas)
+        return Outcome(logits, selection, rows, select_ms, recompute_ms)
+
+    def extend(self, canvas: Canvas, start: int, token_ids: Sequence[int]) -> Steps[torch.Tensor]:
         """Compute given tokens from position ``start`` on; returns the logits ``[T, V]`` after each of the T tokens."""
         found = []
         for part in torch.tensor(token_ids).split(self._max_rows):
             rows = Rows(canvas, torch.arange(start, start + len(part)), part)
-            with self._turns.turn():
-                found.append(passes.unstopped(self.decoder.forward([rows], keep="all")))
+            all_ = Alone(lambda rows=rows: passes.unstopped(self.decoder.forward([rows], keep="all")), rows=len(part))  # type: ignore[misc]
+            found.append((yield from do(all_)))
             start += len(part)
         return torch.cat(found)
 
-    def compare(self, state: State) -> Comparison:
-        """Run the same prompt at full prefill and return how far the request was from it."""
-        with self._turns.turn():
-            canvas = self.decoder.new_canvas(len(state.token_ids))
-            start = perf_counter()
-            full = passes.everything(self.decoder, canvas, state.token_ids, self._max_rows)
-            passes.synchronize(self.decoder.device)
-            elapsed = (perf_counter() - start) * 1e3
-            self._speed.saw(self._speed.flops(range(len(state.token_ids))), elapsed)
+    def greedy(self, canvas: Canvas, logits: torch.Tensor, tokens: int, max_new_tokens: int) -> Steps[tuple[int, ...]]:
+        """Decode greedily from the ``logits`` ``[V]`` after so many tokens."""
+        sampler, produced = Sampler(Sampling()), list[int]()
+        token = sampler.choose(logits)
+        while token not in self._tokenizer.eos_ids and len(produced) < max_new_tokens:
+            produced.append(token)
+            if len(produced) < max_new_tokens:
+                token = yield from do(Decode(canvas, token, tokens + len(produced) - 1, sampler))
+        return tuple(produced)
+
+    def compare(self, state: State) -> Steps[Comparison]:
+        """Run the same prompt at full prefill, in passes of its own, and return how far the request was from it."""
+        canvas = self.decoder.new_canvas(len(state.token_ids))
+        positions = torch.arange(len(state.token_ids), device=state.token_ids.device)
+        computing = Prefill(canvas, state.token_ids, positions, shared=False)
+        full = yield from do(computing)
         kl = torch.nn.functional.kl_div(
             state.logits.log_softmax(-1), full.log_softmax(-1), reduction="sum", log_target=True
         )
-        return Comparison(elapsed, max(0.0, float(kl)), bool(full.argmax() == state.logits.argmax()))
+        return Comparison(computing.took_ms, max(0.0, float(kl)), bool(full.argmax() == state.logits.argmax()))
+
+
+class _Times:
+    """Adds up what the steps of a request waited for the engine's thread, ``waited_ms`` so far."""
+
+    def __init__(self, waited_ms: float) -> None:
+        self.waited_ms = waited_ms
+
+    def of(self, step: Step[T], canvas: Canvas) -> Steps[tuple[T, float]]:
+        """Take a step; returns its result and its milliseconds, without what filling the canvas took meanwhile."""
+        filled = canvas.fill_ms
+        yield step
+        self.waited_ms += step.waited_ms
+        return step.result, step.took_ms - (canvas.fill_ms - filled)
 
 
 def describe(
@@ -221,8 +309,3 @@ def describe(
 
 def _which(method: str) -> Which:
     return {"full": "none", "prefix": "exact"}.get(method, "all")  # type: ignore[return-value]
-
-
-def at_first_token(report: Report, request: Request) -> Report:
-    """Stop the TTFT clock: it runs from the request's arrival, queue and fetch included."""
-    return replace(report, timings=replace(report.timings, first_token=(perf_counter() - request.arrived) * 1e3))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from blend.errors import InvalidPlan, InvalidPrompt
+from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,13 @@ METHODS = ("auto", *PLAIN_METHODS, "random", "head", "deviation", "query")
 
 Variant = Literal["plain", "conditioned", "best"]
 Outcome = Literal["hit", "miss", "failed", "unused"]
+Finish = Literal["stop", "length", "cancelled", "deadline"]
+
+MAX_STOPS = 16
+"""Most stop strings of one request."""
+
+MAX_STOP_CHARS = 256
+"""Most characters of one of them."""
 
 _SEGMENTS = "Chunk, Part and Text segments"
 
@@ -194,6 +201,51 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How an answer's tokens are chosen, and when it ends. The default is greedy.
+
+    Args:
+        temperature: what logits are divided by, 0 to 100; 0 takes the likeliest token always.
+        top_p: tokens are drawn from the likeliest ones that have this share together, above 0, at most 1.
+        top_k: and from so many of the likeliest ones at most; 0: all.
+        seed: of the request's own generator, 0 to 2^63 - 1; the same seed gives the same answer. ``None``: any.
+        stop: strings that end the answer, which is cut off before them; up to 16, of 1 to 256 characters each.
+        max_new_tokens: most tokens of the answer.
+
+    Raises:
+        InvalidInput: a value is out of its range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    max_new_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.temperature) and 0.0 <= self.temperature <= 100.0):
+            raise InvalidInput("temperature", self.temperature, "a number from 0 to 100")
+        if not (_is_number(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise InvalidInput("top_p", self.top_p, "a number above 0, at most 1")
+        if not (_is_integer(self.top_k) and 0 <= self.top_k < 2**31):
+            raise InvalidInput("top_k", self.top_k, "an integer of 0 or more")
+        if self.seed is not None and not (_is_integer(self.seed) and 0 <= self.seed < 2**63):
+            raise InvalidInput("seed", self.seed, "an integer from 0 to 2^63 - 1, or none")
+        stop: object = self.stop  # one string would be taken for its characters
+        if isinstance(stop, str) or not isinstance(stop, Iterable):
+            raise InvalidInput("stop", stop, "a sequence of strings")
+        object.__setattr__(self, "stop", tuple(stop))
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidInput("stop", f"{len(self.stop)} strings", f"at most {MAX_STOPS}")
+        for text in self.stop:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise InvalidInput("stop", text, f"strings of 1 to {MAX_STOP_CHARS} characters")
+        if not (_is_integer(self.max_new_tokens) and self.max_new_tokens >= 1):
+            raise InvalidInput("max_new_tokens", self.max_new_tokens, "an integer of 1 or more")
+
+
+@dataclass(frozen=True)
 class ChunkReport:
     """What became of one chunk of the prompt, or of the part of one that the prompt has.
 
@@ -276,20 +328,39 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Tokens of one request: the prompt's, those of them whose KV came out of the store, the answer's."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
 class Answer:
-    """A finished answer. ``finish_reason`` is ``stop`` (end token) or ``length``."""
+    """A finished answer.
+
+    ``finish_reason`` is ``stop`` (an end token, which is no part of the answer, or a stop string, which is no part of
+    ``text``), ``length`` (``max_new_tokens``), ``cancelled``, or ``deadline`` where that came first.
+    """
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Finish
     report: Report
+
+    @property
+    def usage(self) -> Usage:
+        """What the request is counted with."""
+        return Usage(self.report.tokens, self.report.cached, len(self.token_ids))
 
 
 @dataclass(frozen=True)
 class Token:
     """One generated token of a stream. ``text`` is the piece of text that it completes, which may be empty.
 
-    A character that the answer's last token leaves unfinished is in :attr:`Answer.text` alone.
+    What may be the beginning of a stop string is held back until a later token tells. What is held back at the
+    answer's end, as a character that the last token leaves unfinished is, stands in :attr:`Answer.text` alone.
     """
 
     token_id: int

@@ -13,7 +13,9 @@ import torch
 from blend import Plan, memory
 from blend.errors import ResourceExhausted
 from blend.recompute.kept import KEPT
+from blend.serving.stream import AnswerStream
 from tests import tiny
+from tests.serving.fakes import busy
 
 
 def test_a_prompt_that_memory_cannot_hold_is_refused_before_it_runs(
@@ -60,40 +62,54 @@ def test_a_prompt_is_refused_when_its_turn_comes_if_memory_has_gone_meanwhile(
     with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store") as engine:
         prompt = tiny.prompt(2, length=20)
         engine.precompute(tiny.chunks_of(prompt))
-        waiting = engine.stream(prompt, max_new_tokens=2, plan=Plan("reuse"))
-        monkeypatch.setattr(memory, "available", lambda device: 0)
+        with busy(engine._scheduler):
+            waiting = engine.stream(prompt, max_new_tokens=2, plan=Plan("reuse"))
+            monkeypatch.setattr(memory, "available", lambda device: 0)
         with pytest.raises(ResourceExhausted, match="0 MiB to spare"):
             next(waiting)
         monkeypatch.undo()
         assert engine.generate(prompt, max_new_tokens=2, plan=Plan("reuse")).report.cached > 0
 
 
-def test_what_a_running_prefill_gives_back_is_refused_to_nobody(
+def test_a_request_waits_for_the_memory_that_a_running_one_gives_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store") as engine:
         prompt = tiny.prompt(2, length=20)
-        engine.prefill(prompt, Plan("full"))
+        engine.prefill(prompt, Plan("full"), reserve=30)
         need = engine.stats().scratch.largest_bytes
-        canvas = engine.stats().kv_bytes_per_token * len(prompt)
-        room = need + canvas + need // 10
+        room = need
         monkeypatch.setattr(memory, "available", lambda device: room)
-        arrived = []
+        arrived: list[AnswerStream] = []
+        waiting: list[int] = []
         forward = engine.decoder.forward
 
         def meanwhile(*arguments: Any, **options: Any) -> Any:
             nonlocal room
-            room -= need if not arrived else 0  # the first one's canvas and activations are taken
             if not arrived:
-                arrived.append(engine.stream(prompt, max_new_tokens=1, plan=Plan("full")))
+                room = 0  # the first one has it all
+                arrived.append(engine.stream(prompt, max_new_tokens=30, plan=Plan("full")))
+            waiting.append(engine.stats().waiting)
             return forward(*arguments, **options)
 
         monkeypatch.setattr(engine.decoder, "forward", meanwhile)
+        first = engine.stream(prompt, max_new_tokens=30, plan=Plan("full"))
+        answer = list(first)[-1]
+        room = need
+        assert list(arrived[0])[-1].token_ids == answer.token_ids  # type: ignore[union-attr]
+        assert set(waiting[: len(answer.token_ids)]) == {1}  # type: ignore[union-attr]
+
+
+def test_a_request_that_will_never_fit_is_refused_also_while_another_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store") as engine:
+        prompt, longer = tiny.prompt(2, length=20), tiny.prompt(6, length=60)
         engine.prefill(prompt, Plan("full"))
-        with pytest.raises(ResourceExhausted):
-            engine.prefill(prompt, Plan("full"))
-        room = 2 * need
-        assert list(arrived[0])
+        need = engine.stats().scratch.largest_bytes
+        monkeypatch.setattr(memory, "available", lambda device: need // 10)
+        with busy(engine._scheduler), pytest.raises(ResourceExhausted):
+            engine.stream(longer, max_new_tokens=1, plan=Plan("full"))
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no 2 GiB"), MemoryError("no 2 GiB")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from blend import Answer, Chunk, Engine, EngineConfig, Plan, Prompt, StoreConfig, Text, Token
 from blend.errors import Closed, InvalidConfig, InvalidInput, InvalidPlan, InvalidPrompt, ModelError, PromptTooLong
 from blend.recompute.kernels import cpu
+from blend.serving.passes import Part, Passes
 from tests import tiny
 
 
@@ -53,11 +54,19 @@ class Read(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_of_a_decoded_token_nothing_is_read_but_its_id(engine: Engine) -> None:
+def test_of_decoded_tokens_nothing_is_read_but_all_their_ids_together(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prefill = engine.prefill(tiny.prompt(), Plan("full"), reserve=4)
-    with Read() as read:
-        produced = engine.greedy(prefill, 5)
-    assert len(produced) == read.count == 5
+    run, read = Passes.run, Read()
+
+    def watched(passes: Passes, parts: Sequence[Part]) -> Any:
+        with read:
+            return run(passes, parts)
+
+    monkeypatch.setattr(Passes, "run", watched)
+    assert len(engine.greedy(prefill, 5)) == 5
+    assert read.count == 0, "numbers one by one; ids come as a list"
 
 
 def test_greedy_tokens_are_those_of_stock_generation(engine: Engine, model: Path) -> None:
@@ -86,7 +95,8 @@ def test_a_stream_that_is_dropped_leaves_the_engine_usable(engine: Engine) -> No
     stream = engine.stream(tiny.prompt(), max_new_tokens=50, plan=Plan("full"))
     next(iter(stream))
     engine.generate(tiny.prompt(seed=5), max_new_tokens=2, plan=Plan("full"))
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
+    assert list(stream) == []
     assert engine.generate(tiny.prompt(seed=6), max_new_tokens=2, plan=Plan("full")).token_ids
 
 
@@ -242,17 +252,17 @@ def test_a_closed_engine_says_so(model: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(cpu, "_SHARED_NBYTES", 0)  # so that a second thread places chunks
     before = set(threading.enumerate())
     engine = tiny.engine(model, tmp_path)
-    stream = engine.stream(tiny.prompt(), plan=Plan("full"))
-    next(iter(stream))
     engine.precompute(tiny.chunks_of(tiny.prompt()))
     engine.generate(tiny.prompt(), max_new_tokens=1, plan=Plan("reuse"))
+    stream = engine.stream(tiny.prompt(), max_new_tokens=800, plan=Plan("full"))
+    next(stream)
     assert "placing" in {thread.name for thread in threading.enumerate()}
     engine.close()
     engine.close()
     with pytest.raises(Closed):
         engine.generate(tiny.prompt())
     with pytest.raises(Closed):
-        next(stream)
+        list(stream)
     assert set(threading.enumerate()) <= before, "its own threads have ended"
 
 

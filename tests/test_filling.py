@@ -21,6 +21,7 @@ from blend.store import DiskTier, FileIO, LoadingLease
 from blend.store.loading import Loads
 from tests import tiny
 from tests.recompute.simulated import SimulatedStreams, late
+from tests.serving.fakes import busy
 
 METHODS = [Plan("reuse"), Plan("random", 0.2), Plan("head", 0.2), Plan("deviation", 0.2), Plan("query", 0.2)]
 MIB = 1 << 20
@@ -242,16 +243,21 @@ def test_a_layer_that_stops_coming_is_given_up(
     assert torch.allclose(got.logits, engine.prefill(prompt, Plan("full")).logits, atol=1e-4)
 
 
-def test_a_chunk_that_fails_while_its_request_queues_is_a_miss(opened: Callable[..., Engine], tmp_path: Path) -> None:
+def test_a_chunk_that_fails_while_its_request_queues_is_a_miss(
+    opened: Callable[..., Engine], held: HeldIO, tmp_path: Path
+) -> None:
     prompt = tiny.prompt(chunks=2)
     stored(opened, prompt)
     engine = opened()
     corrupt(tmp_path, engine, tiny.chunks_of(prompt)[0])
-    with ThreadPoolExecutor(1) as pool, engine._turns.turn():
+    held.hold()
+    with ThreadPoolExecutor(1) as pool:
         queued = pool.submit(engine.prefill, prompt, Plan("reuse"))
-        assert engine.store.wait_idle(30)
-        while not engine._turns.waiting:
+        while not engine.store.load_stats().inflight_bytes:
             time.sleep(0.005)
+        with busy(engine._scheduler):
+            held.go()
+            assert engine.store.wait_idle(30)
     got = queued.result(60)
     assert outcomes(got) == ["failed", "hit"]
     assert not any("planned again" in warning for warning in got.report.warnings)

@@ -11,8 +11,9 @@ import pytest
 from blend import misses
 from blend.misses import Misses
 from blend.pipeline import Request
-from blend.scheduler import Turns
+from blend.serving.scheduler import Scheduler
 from blend.types import Chunk, ChunkReport, Outcome, Plan, Prompt, Report, Text, Timings
+from tests.serving.fakes import busy, idle
 
 CHUNKS = [Chunk([n]) for n in (1, 2, 3)]
 
@@ -23,21 +24,22 @@ def key(chunk: Chunk, namespace: str) -> str:
 
 @dataclass
 class Later:
-    """Misses, what they had computed, and a turn that holds them up."""
+    """Misses, what they had computed, and the thread that they are computed in."""
 
-    turns: Turns = field(default_factory=Turns)
+    scheduler: Scheduler
     computed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.misses = Misses(self.turns, key, lambda chunk, namespace: self.computed.append(key(chunk, namespace)))
+        self.misses = Misses(self.scheduler, key, lambda chunk, namespace: self.computed.append(key(chunk, namespace)))
 
 
 @pytest.fixture
 def later() -> Iterator[Later]:
-    made = Later()
+    made = Later(idle())
     yield made
-    made.turns.close()
+    made.scheduler.close()
     made.misses.close()
+    made.scheduler.join()
 
 
 def missed(*outcomes: Outcome, namespace: str = "a", arrived: float | None = None) -> tuple[Request, Report]:
@@ -54,7 +56,7 @@ def missed(*outcomes: Outcome, namespace: str = "a", arrived: float | None = Non
 
 
 def test_misses_and_faults_are_computed_once(later: Later) -> None:
-    with later.turns.turn():
+    with busy(later.scheduler):
         later.misses.queue(*missed("miss", "hit", "failed"))
         later.misses.queue(*missed("miss", "unused"))
     assert later.misses.wait_idle(30)
@@ -64,7 +66,7 @@ def test_misses_and_faults_are_computed_once(later: Later) -> None:
 
 def test_what_was_forgotten_since_the_request_came_is_not(later: Later) -> None:
     early = perf_counter()
-    with later.turns.turn():
+    with busy(later.scheduler):
         later.misses.queue(*missed("miss", "miss", "miss"))
         later.misses.forget({"a:1", "a:2"})
         later.misses.queue(*missed("miss", arrived=early))
@@ -79,7 +81,7 @@ def test_what_was_forgotten_since_the_request_came_is_not(later: Later) -> None:
 
 def test_nor_is_what_is_of_a_namespace_that_was_dropped(later: Later) -> None:
     early = perf_counter()
-    with later.turns.turn():
+    with busy(later.scheduler):
         later.misses.queue(*missed("miss", namespace="gone"))
         later.misses.drop("gone")
         later.misses.queue(*missed("miss", "miss", namespace="gone", arrived=early))

@@ -27,6 +27,10 @@ class EngineConfig:
         sink: the tokens that every chunk is encoded behind and that are dropped afterwards: ``bos`` (the
             tokenizer's BOS, or its template's first token) or token ids; an empty tuple means none.
         max_rows: most rows of one forward pass; longer prefills run in slices of this size.
+        shared_rows: most rows of prompts in a pass that other requests wait for, so that answers keep flowing while
+            prompts are computed; ``None``: 256 on a CPU, 2048 on a GPU.
+        max_running: most requests that are computed together.
+        max_waiting: most requests that wait to begin; further ones are refused.
         threads: CPU threads for torch; ``None`` leaves torch's own setting.
         recompute_misses: whether a chunk that was missing is encoded for later, after its request.
         store: the tiered store.
@@ -38,6 +42,9 @@ class EngineConfig:
     kernels: Literal["auto", "torch", "triton", "reference"] = "auto"
     sink: str | tuple[int, ...] = "bos"
     max_rows: int = 8192
+    shared_rows: int | None = None
+    max_running: int = 64
+    max_waiting: int = 256
     threads: int | None = None
     recompute_misses: bool = True
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -56,6 +63,10 @@ class EngineConfig:
         elif not all(isinstance(t, int) and t >= 0 for t in self.sink):
             raise InvalidConfig("sink", self.sink, "'bos' or a tuple of token ids")
         at_least("max_rows", self.max_rows, 1, "rows")
+        if self.shared_rows is not None:
+            at_least("shared_rows", self.shared_rows, 1, "rows")
+        at_least("max_running", self.max_running, 1, "requests")
+        at_least("max_waiting", self.max_waiting, 1, "requests")
         if self.threads is not None:
             at_least("threads", self.threads, 1, "threads")
             if self.threads > MAX_THREADS:

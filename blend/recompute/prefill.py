@@ -56,15 +56,24 @@ def blended(blend: Blend, choose: Choose | None, budget: Budget) -> Outcome:
     ``choose=None`` selects nothing. Rows that the choice's probe left final are not run again.
     """
     clock = Clock(blend)
-    none = Selection(torch.zeros(0, dtype=torch.int64, device=blend.token_ids.device))
-    selection = none if choose is None else choose(blend, budget)
+    selection = nothing(blend) if choose is None else choose(blend, budget)
     select_ms = clock.lap()
+    rows = rows_of(blend, selection)
+    logits = passes.unstopped(passes.run(blend.decoder, blend.canvas, blend.token_ids, rows, blend.max_rows))
+    return Outcome(logits, selection, rows, select_ms, clock.lap())
+
+
+def nothing(blend: Blend) -> Selection:
+    """Return the selection of no token."""
+    return Selection(torch.zeros(0, dtype=torch.int64, device=blend.token_ids.device))
+
+
+def rows_of(blend: Blend, selection: Selection) -> torch.Tensor:
+    """Return the positions ``[R]`` of the final pass: misses, plain text, selected tokens, unless final already."""
     wanted = blend.text | blend.missing
     wanted[selection.positions] = True
     wanted[: selection.exact_until] = False
-    rows = wanted.nonzero().squeeze(1)
-    logits = passes.unstopped(passes.run(blend.decoder, blend.canvas, blend.token_ids, rows, blend.max_rows))
-    return Outcome(logits, selection, rows, select_ms, clock.lap())
+    return wanted.nonzero().squeeze(1)
 
 
 class Clock:

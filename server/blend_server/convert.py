@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
 from blend.errors import InvalidDocument, InvalidInput, InvalidPlan, InvalidPrompt
-from blend.types import METHODS, Answer, ChunkReport, Comparison, Outcome, Plan, Report, Timings, Token, Variant
+from blend.types import (
+    METHODS,
+    Answer,
+    ChunkReport,
+    Comparison,
+    Finish,
+    Outcome,
+    Plan,
+    Report,
+    Sampling,
+    Timings,
+    Token,
+    Variant,
+)
 from blend_server.plain import struct
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
@@ -32,9 +45,11 @@ _OUTCOMES: dict[Outcome, pb.Outcome] = {
     "failed": pb.OUTCOME_FAILED,
     "unused": pb.OUTCOME_UNUSED,
 }
-_FINISHES: dict[Literal["stop", "length"], pb.FinishReason] = {
+_FINISHES: dict[Finish, pb.FinishReason] = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
+    "cancelled": pb.FINISH_REASON_CANCELLED,
+    "deadline": pb.FINISH_REASON_DEADLINE,
 }
 
 _K = TypeVar("_K")
@@ -110,6 +125,30 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
     numbers = {"ratio": plan.ratio, "max_charged": plan.max_charged, "max_kl": plan.max_kl}
     present: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     return pb.Plan(method=plan.method, variant=_last_key(_VARIANTS, plan.variant), **present)
+
+
+def sampling_from_proto(request: pb.AnswerRequest, max_new_tokens: int) -> Sampling:
+    """How ``request`` wants tokens to be chosen; absent fields mean greedy, and ``max_new_tokens`` tokens.
+
+    Raises:
+        InvalidInput: a value is out of its range.
+    """
+    names = ("temperature", "top_p", "top_k", "seed")
+    given = {name: getattr(request, name) for name in names if request.HasField(name)}
+    length = count(request, "max_new_tokens", max_new_tokens)
+    return Sampling(**given, stop=tuple(request.stop), max_new_tokens=length)
+
+
+def sampling_to_proto(sampling: Sampling) -> dict[str, Any]:
+    """The fields of :class:`pb.AnswerRequest` that stand for ``sampling``."""
+    fields: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop": sampling.stop,
+        "max_new_tokens": sampling.max_new_tokens,
+    }
+    return fields if sampling.seed is None else {**fields, "seed": sampling.seed}
 
 
 # ------------------------------------------------------------------------------------- documents and figures
@@ -209,6 +248,11 @@ def answer_to_proto(answer: Answer) -> pb.FinalAnswer:
         token_ids=answer.token_ids,
         finish_reason=_FINISHES[answer.finish_reason],
         report=report_to_proto(answer.report),
+        usage=pb.Usage(
+            prompt_tokens=answer.usage.prompt_tokens,
+            cached_tokens=answer.usage.cached_tokens,
+            completion_tokens=answer.usage.completion_tokens,
+        ),
     )
 
 

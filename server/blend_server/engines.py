@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blend.config import EngineConfig, ServerConfig
 from blend.errors import InvalidConfig
-from blend.types import Answer, Chunk, Plan, Prompt, Token
+from blend.types import Answer, Chunk, Plan, Prompt, Sampling, Token
 
 if TYPE_CHECKING:
     from blend.model.tokenizer import Tokenizer
@@ -50,12 +50,14 @@ class ServedEngine(Protocol):
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
         plan: Plan | None = None,
         namespace: str = _NAMESPACE,
         compare_full: bool = False,
         positions: bool = False,
         arrived: float | None = None,
+        deadline: float | None = None,
     ) -> Iterator[Token | Answer]:
         """Answer token by token, the :class:`~blend.types.Answer` last. Closing the iterator cancels."""
         ...

@@ -46,6 +46,8 @@ _CODES: tuple[tuple[type[errors.BlendError], grpc.StatusCode], ...] = (
     (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (errors.ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.Cancelled, grpc.StatusCode.CANCELLED),
     (errors.ModelError, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.StoreError, grpc.StatusCode.UNAVAILABLE),
     (errors.Closed, grpc.StatusCode.UNAVAILABLE),

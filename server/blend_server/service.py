@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
-from time import perf_counter, time
+from time import monotonic, perf_counter, time
 
 import grpc
 
@@ -43,9 +43,9 @@ class NoDocuments(NotFound):
 class BlendService(blend_pb2_grpc.BlendServiceServicer):
     """Serves one engine and the documents of all tenants, on one event loop.
 
-    Answers are generated side by side and take turns at the engine; documents go in and out one after another, from
-    one thread. Requests for the engine are refused beyond ``config.max_queue``. Whose documents a call is about is
-    never in its message: it goes by :data:`blend_server.auth.caller`.
+    Answers are generated together; documents go in and out one after another, from one thread. Requests for the
+    engine are refused beyond ``config.max_queue``. Whose documents a call is about is never in its message: it goes by
+    :data:`blend_server.auth.caller`.
     """
 
     def __init__(self, engine: ServedEngine, embedder: Embedder, config: ServerConfig, gate: Gate) -> None:
@@ -144,7 +144,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         arrived = perf_counter()
         question = convert.question(request.question)
         k = convert.count(request, "k", self._config.rag.top_k, most=convert.MAX_PASSAGES)
-        length = convert.count(request, "max_new_tokens", self._config.rag.max_new_tokens)
+        sampling = convert.sampling_from_proto(request, self._config.rag.max_new_tokens)
         plan = convert.plan_from_proto(request.plan)
         async with self._engine_for() as tenant:
             passages, retrieve_ms = await self._passages(tenant, question, k)
@@ -155,16 +155,17 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
             events = self._engine.stream(
                 prompt,
                 namespace=tenant.name,
-                max_new_tokens=length,
+                sampling=sampling,
                 plan=plan,
                 compare_full=request.compare_full,
                 positions=request.want_positions,
                 arrived=arrived,
+                deadline=_deadline(context),
             )
-            shown = [convert.passage_to_proto(passage) for passage in passages]
-            yield pb.AnswerEvent(passages=pb.Passages(passages=shown, retrieve_ms=retrieve_ms))
             stream = self._worker.stream(events)
             context.add_done_callback(lambda _: stream.cancel())
+            shown = [convert.passage_to_proto(passage) for passage in passages]
+            yield pb.AnswerEvent(passages=pb.Passages(passages=shown, retrieve_ms=retrieve_ms))
             async for event in stream:
                 if isinstance(event, Token):
                     yield pb.AnswerEvent(token=convert.token_to_proto(event))
@@ -218,3 +219,9 @@ def _with_wait(answer: Answer, waited_ms: float) -> Answer:
     """The answer with the wait for a thread in its queue time, as it is in its first-token time."""
     timings = replace(answer.report.timings, queue=answer.report.timings.queue + waited_ms)
     return replace(answer, report=replace(answer.report, timings=timings))
+
+
+def _deadline(context: grpc.aio.ServicerContext) -> float | None:
+    """When the client stops waiting, a reading of :func:`time.monotonic`; ``None``: never."""
+    left = context.time_remaining()
+    return None if left is None else monotonic() + left

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Generic, TypeVar
 
 from blend.errors import Closed, ResourceExhausted
+from blend.serving.stream import AnswerStream
+from blend.types import Answer, Token
 from blend_server.places import RETRY_SECONDS
 
 T = TypeVar("T")
 
 _END = object()
 
-# Answers that are generated side by side. The engine lets them take turns step by step; more would only wait longer
-# for their turns, and hold the memory of their prompts meanwhile.
+# Answers of an engine that hands them out as iterators that wait.
 _STREAMS_AT_ONCE = 8
 
 
@@ -106,15 +107,49 @@ class Worker:
         """Run ``function(*args)`` behind all calls before it and return what it returns."""
         return await asyncio.get_running_loop().run_in_executor(self._calls, function, *args)
 
-    def stream(self, items: Iterator[T]) -> Stream[T]:
-        """Draw ``items`` in a thread; they come out of the returned stream."""
-        return Stream(items, self._streams)
+    def stream(self, answer: Iterator[Token | Answer]) -> AnswerEvents | Stream[Token | Answer]:
+        """Return an answer's events. An iterator that waits is drawn in a thread; the native engine's needs none."""
+        return AnswerEvents(answer) if isinstance(answer, AnswerStream) else Stream(answer, self._streams)
 
     async def close(self) -> None:
         """Refuse new requests and return once the threads have ended; what has not begun is dropped."""
         self._closed = True
         for pool in (self._streams, self._calls):
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+
+
+class AnswerEvents:
+    """The events of an answer of the native engine as they come, as an asynchronous iterator.
+
+    Ending the iteration, or :meth:`cancel`, ends the generation.
+    """
+
+    waited_ms = 0.0
+    """It waits for no thread; what it waits for the engine is in its report."""
+
+    def __init__(self, answer: AnswerStream) -> None:
+        self._answer = answer
+        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        answer.on_change(self._tell)
+
+    def _tell(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody reads any more
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    def cancel(self) -> None:
+        """End the generation at its next step."""
+        self._answer.close()
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncGenerator[Token | Answer, None]:
+        with self._answer:
+            while not self._answer.over:
+                await self._changed.wait()
+                self._changed.clear()
+                while found := self._answer.take():  # what ended the answer comes after its last event
+                    for event in found:
+                        yield event
 
 
 class Stream(Generic[T]):

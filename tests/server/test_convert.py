@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
 from blend.recompute.select import methods
-from blend.types import METHODS, PLAIN_METHODS, Answer, ChunkReport, Comparison, Plan, Report, Timings, Token
+from blend.types import METHODS, PLAIN_METHODS, Answer, ChunkReport, Comparison, Plan, Report, Sampling, Timings, Token
 from blend_server import convert
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
@@ -57,7 +57,11 @@ reports = st.builds(
     comparison=st.none() | st.builds(Comparison, times, times, st.booleans()),
 )
 answers = st.builds(
-    Answer, texts, st.lists(counts, max_size=5).map(tuple), st.sampled_from(["stop", "length"]), reports
+    Answer,
+    texts,
+    st.lists(counts, max_size=5).map(tuple),
+    st.sampled_from(["stop", "length", "cancelled", "deadline"]),
+    reports,
 )
 
 
@@ -90,6 +94,36 @@ def test_the_report_message_has_every_field_of_the_report() -> None:
         there = {field.name for field in message.DESCRIPTOR.fields}
         assert {renamed.get(name, name) for name in kind.__dataclass_fields__} <= there
     assert {f"{name}_ms" for name in Timings.__dataclass_fields__} == {f.name for f in pb.Timings.DESCRIPTOR.fields}
+
+
+@given(
+    st.builds(
+        Sampling,
+        st.floats(0, 100),
+        st.floats(0.01, 1),
+        st.integers(0, 2**31 - 1),
+        st.none() | st.integers(0, 2**63 - 1),
+        st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9), max_size=3).map(tuple),
+        st.integers(1, 2**31 - 1),
+    )
+)
+def test_sampling_survives(sampling: Sampling) -> None:
+    request = pb.AnswerRequest(**convert.sampling_to_proto(sampling))
+    assert convert.sampling_from_proto(over_the_wire(request), 48) == sampling
+
+
+def test_no_sampling_is_greedy_with_the_server_s_length() -> None:
+    assert convert.sampling_from_proto(pb.AnswerRequest(), 48) == Sampling(max_new_tokens=48)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"seed": -1}, {"stop": [""]}, {"max_new_tokens": 0}],
+)
+def test_wrong_sampling_is_refused_by_field(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        convert.sampling_from_proto(pb.AnswerRequest(**fields), 48)
+    assert raised.value.field == next(iter(fields))
 
 
 def test_no_plan_is_the_default_plan() -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
 from time import sleep
 from typing import Any
 
+import grpc
 import pytest
 
 from blend.engine import Engine
 from blend.rag.library import Library
-from blend.types import Answer, Plan, Token
+from blend.serving.job import Job
+from blend.serving.scheduler import Scheduler
+from blend.types import Answer, Plan, Sampling, Token
 from blend_server.client import Client, Document, ServiceError
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.server import BlendServer
@@ -258,52 +263,30 @@ def test_retrieved_passages_come_best_first(client: Client) -> None:
     assert found[0].tokens > 0
 
 
-class Watched:
-    """What an engine's stream has produced, and whether it has ended; ``gate`` holds it up after its second token."""
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[Future[Answer]]:
+    """What becomes of each answer that is begun from now on."""
+    begun: list[Future[Answer]] = []
+    submit = Scheduler.submit
 
-    def __init__(self, events: Iterator[Token | Answer], gate: threading.Event) -> None:
-        self.events, self.gate, self.ended = events, gate, threading.Event()
-        self.produced: list[Token | Answer] = []
+    def submitted(scheduler: Scheduler, job: Job[Any]) -> Job[Any]:
+        if job.room is not None:
+            begun.append(job.done)
+        return submit(scheduler, job)
 
-    def run(self) -> Iterator[Token | Answer]:
-        try:
-            for event in self.events:
-                self.produced.append(event)
-                yield event
-                if len(self.produced) == 2:
-                    self.gate.wait(60)
-        finally:
-            self.ended.set()
-
-
-def watch(monkeypatch: pytest.MonkeyPatch, gate: threading.Event | None = None) -> list[Watched]:
-    """Watches all streams from now on. The gate opens when there is a second one, if not before."""
-    streams: list[Watched] = []
-    generate = Engine.stream
-    opened = gate or threading.Event()
-    if gate is None:
-        opened.set()
-
-    def stream(*arguments: Any, **options: Any) -> Iterator[Token | Answer]:
-        streams.append(Watched(generate(*arguments, **options), opened))
-        if len(streams) == 2:
-            opened.set()
-        return streams[-1].run()
-
-    monkeypatch.setattr(Engine, "stream", stream)
-    return streams
+    monkeypatch.setattr(Scheduler, "submit", submitted)
+    return begun
 
 
 def test_a_client_that_leaves_ends_the_generation(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes(client, LIGHT)
-    streams = watch(monkeypatch)
+    begun = watch(monkeypatch)
     events = client.answer("When?", plan=QUERY, max_new_tokens=1500)
     next(events)
     next(events)
     events.close()
-    assert streams[0].ended.wait(60)
-    assert len(streams[0].produced) < 1500
-    assert not any(isinstance(event, Answer) for event in streams[0].produced)
+    answer = begun[0].result(60)
+    assert answer.finish_reason == "cancelled"
+    assert len(answer.token_ids) < 1500
 
 
 def test_a_short_answer_does_not_wait_for_a_long_one(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,15 +295,39 @@ def test_a_short_answer_does_not_wait_for_a_long_one(client: Client, monkeypatch
     alone = [client.ask("When does it leave?", **long), client.ask("Who?", **short)]
     assert len(alone[0].token_ids) > 50
 
-    streams = watch(monkeypatch, threading.Event())
+    begun = watch(monkeypatch)
     events = client.answer("When does it leave?", **long)
     next(events)
     next(events)
     beside = client.ask("Who?", **short)
-    assert not streams[0].ended.is_set()
+    assert not begun[0].done()
     *_, last = events
     assert isinstance(last, Answer)
     assert [last.token_ids, beside.token_ids] == [answer.token_ids for answer in alone]
+
+
+def test_sampling_is_by_request_and_its_usage_is_told(client: Client) -> None:
+    outcomes(client, LIGHT)
+    sampling = Sampling(temperature=1.5, top_p=0.99, top_k=200, seed=5, max_new_tokens=40)
+    first, again = (client.ask("When?", plan=QUERY, sampling=sampling) for _ in range(2))
+    assert first.token_ids == again.token_ids != client.ask("When?", plan=QUERY, max_new_tokens=40).token_ids
+    stop = first.text[3:5]
+    *_, stopped = client.answer("When?", plan=QUERY, sampling=replace(sampling, stop=(stop,)))
+    assert isinstance(stopped, Answer)
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == first.text[: first.text.find(stop)]
+
+
+def test_a_deadline_that_passes_ends_the_generation(
+    client: Client, tiny_server: BlendServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes(client, LIGHT)
+    begun = watch(monkeypatch)
+    call = client._stub.Answer(pb.AnswerRequest(question="When?", max_new_tokens=1500), timeout=1.0)
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call)
+    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert begun[0].result(60).finish_reason in ("deadline", "cancelled")
 
 
 def test_the_time_to_first_token_counts_from_the_request_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

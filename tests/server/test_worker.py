@@ -1,27 +1,48 @@
-"""The engine's threads: order, bound, streams, cancellation, end."""
+"""The thread for the engine's calls, the bound before it, and answers on an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from blend.errors import Closed, ResourceExhausted
-from blend_server.worker import Worker
+from blend.serving.job import Job
+from blend.serving.stream import AnswerStream, Channel
+from blend.types import Answer, Report, Timings, Token
+from blend_server.worker import AnswerEvents, Worker
+
+REPORT = Report("full", "", 3, 0, 3, 0, 1.0, 1.0, 1.0, (), Timings(), 0.0)
+ANSWER = Answer("", (1, 2), "length", REPORT)
 
 
-def held(gate: threading.Event) -> Iterator[bool]:
-    """An iterator that keeps its thread until the gate opens."""
-    yield gate.wait(10)
+class Cancels:
+    """Stands for the engine: notes what is cancelled."""
+
+    def __init__(self) -> None:
+        self.channel = Channel(lambda: None)
+        self.job: Job[Answer] = Job(iter(()), "")  # type: ignore[arg-type]
+        self.job.done.add_done_callback(self.channel.end)
+        self.cancelled: list[Job[Any]] = []
+        self.stream = AnswerStream(self.channel, self.job, self.cancelled.append)
+
+    def put(self, number: int) -> None:
+        self.channel.put(Token(number, ""))
+
+
+@pytest.fixture
+def engine() -> Cancels:
+    return Cancels()
 
 
 @pytest_asyncio.fixture
 async def worker() -> AsyncGenerator[Worker, None]:
-    made = Worker("test-engine", max_queue=2, streams=2)
+    made = Worker("test-engine", max_queue=2)
     yield made
     await made.close()
 
@@ -38,28 +59,6 @@ async def test_calls_run_in_order_in_one_named_thread(worker: Worker) -> None:
     assert seen == list(range(20))
     assert len(set(names)) == 1
     assert names[0].startswith("test-engine")
-
-
-@pytest.mark.asyncio
-async def test_streams_run_side_by_side_and_calls_beside_them(worker: Worker) -> None:
-    both = threading.Barrier(2, timeout=10)
-    names: set[str] = set()
-
-    def items() -> Iterator[int]:
-        names.add(threading.current_thread().name)
-        both.wait()
-        yield 1
-        both.wait()
-        yield 2
-
-    async def drawn() -> list[int]:
-        return [item async for item in worker.stream(items())]
-
-    first, second = asyncio.ensure_future(drawn()), asyncio.ensure_future(drawn())
-    assert await worker.call(lambda: "free") == "free"
-    assert await first == await second == [1, 2]
-    assert len(names) == 2
-    assert all(name.startswith("test-engine-stream") for name in names)
 
 
 @pytest.mark.asyncio
@@ -85,96 +84,74 @@ async def test_one_request_may_run_and_max_queue_may_wait(worker: Worker) -> Non
 
 
 @pytest.mark.asyncio
-async def test_a_stream_gives_items_in_order_while_the_loop_goes_on(worker: Worker) -> None:
+async def test_events_come_in_order_from_another_thread_while_the_loop_goes_on(engine: Cancels) -> None:
     gate = threading.Event()
 
-    def items() -> Iterator[int]:
-        yield 1
+    def generate() -> None:
+        engine.put(1)
         gate.wait(10)
-        yield 2
+        engine.put(2)
+        engine.job.done.set_result(ANSWER)
 
-    seen = []
-    async for item in worker.stream(items()):
-        seen.append(item)
-        await asyncio.sleep(0)  # the loop is free while the thread waits
+    thread = threading.Thread(target=generate)
+    thread.start()
+    seen: list[Token | Answer] = []
+    async for event in aiter(AnswerEvents(engine.stream)):
+        seen.append(event)
+        await asyncio.sleep(0)  # the loop is free while the engine computes
         gate.set()
-    assert seen == [1, 2]
+    thread.join()
+    assert seen == [Token(1, ""), Token(2, ""), ANSWER]
+    assert engine.cancelled == []
 
 
 @pytest.mark.asyncio
-async def test_a_stream_raises_what_its_iterator_raises_after_the_items_before(worker: Worker) -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise LookupError("gone")
+async def test_what_came_before_anybody_listened_is_not_lost(engine: Cancels) -> None:
+    engine.put(1)
+    engine.job.done.set_result(ANSWER)
+    assert [event async for event in aiter(AnswerEvents(engine.stream))] == [Token(1, ""), ANSWER]
 
-    stream = aiter(worker.stream(items()))
-    assert await anext(stream) == 1
+
+@pytest.mark.asyncio
+async def test_an_error_comes_after_the_events_before_it(engine: Cancels) -> None:
+    engine.put(1)
+    engine.job.done.set_exception(LookupError("gone"))
+    generated = aiter(AnswerEvents(engine.stream))
+    assert await anext(generated) == Token(1, "")
     with pytest.raises(LookupError, match="gone"):
-        await anext(stream)
+        await anext(generated)
 
 
 @pytest.mark.asyncio
-async def test_cancelling_a_stream_closes_its_generator_at_the_next_item(worker: Worker) -> None:
-    produced: list[int] = []
-    closed = threading.Event()
-    gate = threading.Semaphore(0)
-
-    def items() -> Iterator[int]:
-        try:
-            for n in range(1000):
-                produced.append(n)
-                yield n
-                gate.acquire(timeout=10)
-        finally:
-            closed.set()
-
-    stream = worker.stream(items())
-    async for _ in stream:
-        break
-    stream.cancel()
-    gate.release(1000)
-    assert await asyncio.to_thread(closed.wait, 10)
-    assert len(produced) <= 2
-    assert await worker.call(lambda: "free") == "free"
+async def test_ending_the_iteration_cancels_the_generation(engine: Cancels) -> None:
+    engine.put(1)
+    generated = aiter(AnswerEvents(engine.stream))
+    assert await anext(generated) == Token(1, "")
+    await generated.aclose()
+    assert engine.cancelled == [engine.job]
+    engine.put(2)  # nobody listens, nobody minds
+    assert engine.stream.take() == []
 
 
 @pytest.mark.asyncio
-async def test_a_stream_that_is_cancelled_while_it_waits_never_begins(worker: Worker) -> None:
-    gate = threading.Event()
-    begun: list[int] = []
+async def test_a_cancelled_reader_cancels_the_generation(engine: Cancels) -> None:
+    async def read() -> None:
+        async with aclosing(aiter(AnswerEvents(engine.stream))) as generated:
+            async for _ in generated:
+                pass
 
-    def items() -> Iterator[int]:
-        begun.append(1)
-        yield 1
-
-    blockers = [worker.stream(held(gate)) for _ in range(2)]
-    stream = worker.stream(items())
-    stream.cancel()
-    gate.set()
-    assert [item async for item in stream] == []
-    for blocker in blockers:
-        assert [item async for item in blocker] == [True]
-    assert not begun
-
-
-@pytest.mark.asyncio
-async def test_a_stream_knows_how_long_it_waited(worker: Worker) -> None:
-    gate = threading.Event()
-    blockers = [worker.stream(held(gate)) for _ in range(2)]
-    stream = worker.stream(iter([1]))
-    await asyncio.sleep(0.05)
-    gate.set()
-    assert [item async for item in stream] == [1]
-    assert stream.waited_ms >= 45
-    for blocker in blockers:
-        assert [item async for item in blocker] == [True]
+    task = asyncio.ensure_future(read())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.cancelled == [engine.job]
 
 
 @pytest.mark.asyncio
 async def test_closing_ends_the_thread_and_refuses_requests() -> None:
     worker = Worker("closing", max_queue=1)
     await worker.call(lambda: None)
-    assert [item async for item in worker.stream(iter([1]))] == [1]
     assert any(t.name.startswith("closing") for t in threading.enumerate())
     await worker.close()
     assert not any(t.name.startswith("closing") for t in threading.enumerate())

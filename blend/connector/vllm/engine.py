@@ -13,7 +13,8 @@ import threading
 import uuid
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from time import perf_counter
+from dataclasses import replace
+from time import monotonic, perf_counter
 from typing import Any, Literal, TypeVar, cast
 
 from blend.config import EngineConfig, VllmEngineConfig
@@ -21,13 +22,22 @@ from blend.connector.client import DEFAULT_TENANT, build_prompt
 from blend.connector.vllm.answers import Asked, report_of
 from blend.connector.vllm.extension import value_of
 from blend.connector.vllm.starting import arguments, started
-from blend.errors import BlendError, Closed, InvalidInput, InvalidPrompt, ModelUnsupported, PromptTooLong
+from blend.errors import (
+    BlendError,
+    Closed,
+    DeadlineExceeded,
+    InvalidInput,
+    InvalidPrompt,
+    ModelUnsupported,
+    PromptTooLong,
+)
 from blend.model import source
-from blend.model.tokenizer import Detokenizer, Tokenizer
+from blend.model.tokenizer import Tokenizer
 from blend.recompute import calibration, planner
+from blend.serving.draft import Draft
 from blend.stats import Counters, EngineStats, TenantStats
 from blend.store import LoadStats, Namespace, TierStats, WriteStats, content_key, store_secret
-from blend.types import Answer, Chunk, Plan, Prompt, Token
+from blend.types import Answer, Chunk, Finish, Plan, Prompt, Sampling, Token
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -141,14 +151,16 @@ class VllmEngine:
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
         plan: Plan | None = None,
         namespace: str = DEFAULT_TENANT,
         compare_full: bool = False,
         positions: bool = False,
         arrived: float | None = None,
+        deadline: float | None = None,
     ) -> Iterator[Token | Answer]:
-        """Answer greedily, token by token; the last event is the :class:`Answer`. Closing the iterator cancels.
+        """Answer token by token; the last event is the :class:`Answer`. Closing the iterator cancels.
 
         Arguments and errors are those of :meth:`blend.Engine.stream`, but for ``compare_full``.
 
@@ -157,12 +169,15 @@ class VllmEngine:
         """
         if compare_full:
             raise InvalidInput("compare_full", True, "false: vLLM's answers are not held against a full prefill")
-        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-            raise InvalidInput("max_new_tokens", max_new_tokens, "an integer of 1 or more")
+        chosen = Sampling() if sampling is None else sampling
+        if max_new_tokens is not None:
+            chosen = replace(chosen, max_new_tokens=max_new_tokens)
+        if deadline is not None and deadline <= monotonic():
+            raise DeadlineExceeded("the deadline has passed")
         if self._closed:
             raise Closed("the engine is closed")
         self._check_ids("prompt", prompt.token_ids)
-        capacity, most = len(prompt) + max_new_tokens, self._about["max_positions"]
+        capacity, most = len(prompt) + chosen.max_new_tokens, self._about["max_positions"]
         if capacity > most:
             raise PromptTooLong(capacity, most, "prompt with room for its answer")
         plan = Plan() if plan is None else plan
@@ -179,13 +194,15 @@ class VllmEngine:
         if chunks:
             made = build_prompt(prompt.segments, plan, tenant=namespace, positions=positions)
             extra = {"kv_transfer_params": made["kv_transfer_params"]}
-        return self._stream(asked, max_new_tokens, extra)
+        return self._stream(asked, chosen, extra, deadline)
 
-    def _stream(self, asked: Asked, max_new_tokens: int, extra: Mapping[str, Any] | None) -> Iterator[Token | Answer]:
+    def _stream(
+        self, asked: Asked, chosen: Sampling, extra: Mapping[str, Any] | None, deadline: float | None
+    ) -> Iterator[Token | Answer]:
         outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        detokenizer, produced = Detokenizer(self.tokenizer), list[int]()
+        draft, late = Draft(self.tokenizer, chosen.stop), False
         ttft_ms, last = 0.0, cast(Any, None)
-        work = self._generate(asked.prompt, max_new_tokens, extra, outputs)
+        work = self._generate(asked.prompt, chosen, extra, outputs)
         task = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             while (output := outputs.get()) is not _END:
@@ -193,25 +210,28 @@ class VllmEngine:
                     ttft_ms = (perf_counter() - asked.arrived) * 1e3
                 last = output
                 for token in output.outputs[0].token_ids:
-                    if token in self.tokenizer.eos_ids:
+                    if token in self.tokenizer.eos_ids or draft.stopped:
                         break
-                    produced.append(token)
                     self._counters.add("new_tokens")
-                    yield Token(token, detokenizer.push(token))
-            task.result()
+                    yield draft.push(token)
+                late = deadline is not None and deadline <= monotonic()
+                if draft.stopped or late:
+                    break
+            else:
+                task.result()
         finally:
             task.cancel()
             self._forget_again(asked)
-        finish = _finish_reason(last)
+        finish: Finish = "stop" if draft.stopped else "deadline" if late else _finish_reason(last)
         told = (last.kv_transfer_params or {}).get("blend")
         report = report_of(asked, told, last.num_cached_tokens or 0, _queue_ms(last), ttft_ms)
         self._counters.finished(report)
-        yield Answer(self.tokenizer.decode(produced), tuple(produced), finish, report)
+        yield Answer(draft.text(), tuple(draft.token_ids), finish, report)
 
     async def _generate(
         self,
         prompt: Prompt,
-        max_new_tokens: int,
+        chosen: Sampling,
         extra: Mapping[str, Any] | None,
         outputs: queue.SimpleQueue[Any],
     ) -> None:
@@ -221,8 +241,11 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         params = SamplingParams(
-            temperature=0,
-            max_tokens=max_new_tokens,
+            temperature=chosen.temperature,
+            top_p=chosen.top_p,
+            top_k=chosen.top_k,
+            seed=chosen.seed,
+            max_tokens=chosen.max_new_tokens,
             stop_token_ids=sorted(self.tokenizer.eos_ids),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,

@@ -16,7 +16,7 @@ from google.rpc.status_pb2 import Status as RpcStatus
 
 from blend.config import ServerConfig
 from blend.errors import BlendError, InvalidDocument, InvalidInput
-from blend.types import Answer, Plan, Token
+from blend.types import Answer, Plan, Sampling, Token
 from blend_server import convert
 from blend_server.client import credentials
 from blend_server.client.credentials import Tls
@@ -138,6 +138,7 @@ class Client:
         k: int | None = None,
         plan: Plan | None = None,
         max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
         compare_full: bool = False,
         positions: bool = False,
         passage_order_seed: int | None = None,
@@ -149,17 +150,21 @@ class Client:
         Args:
             k: how many passages; ``None`` leaves it to the server.
             plan: how to prefill; ``None`` is method ``auto``.
-            max_new_tokens: most tokens of the answer; ``None`` leaves it to the server.
+            max_new_tokens: most tokens of the answer; ``None``: what ``sampling`` says, or without it the server.
+            sampling: how tokens are chosen and when the answer ends; ``None`` is greedy.
             compare_full: also run a full prefill and report how far the answer is from it.
             positions: report the recomputed positions.
             passage_order_seed: put the passages in a random order that this determines, not best first.
         """
+        chosen = {} if sampling is None else convert.sampling_to_proto(sampling)
+        if max_new_tokens is not None:
+            chosen["max_new_tokens"] = max_new_tokens
         request = _build(
             pb.AnswerRequest,
             question=question,
             k=k,
             plan=None if plan is None else convert.plan_to_proto(plan),
-            max_new_tokens=max_new_tokens,
+            **chosen,
             compare_full=compare_full,
             want_positions=positions,
             passage_order_seed=passage_order_seed,
@@ -288,6 +293,8 @@ def _build(kind: type[_M], **fields: Any) -> _M:
         try:
             if isinstance(value, Message):
                 getattr(message, name).CopyFrom(value)
+            elif isinstance(value, tuple):
+                getattr(message, name).extend(value)
             else:
                 setattr(message, name, value)
         except (TypeError, ValueError) as error:

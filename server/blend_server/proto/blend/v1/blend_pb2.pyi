@@ -23,6 +23,8 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+    FINISH_REASON_DEADLINE: _ClassVar[FinishReason]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +40,8 @@ VARIANT_BEST: Variant
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_CANCELLED: FinishReason
+FINISH_REASON_DEADLINE: FinishReason
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_HIT: Outcome
 OUTCOME_MISS: Outcome
@@ -205,7 +209,7 @@ class Passage(_message.Message):
     def __init__(self, document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., ordinal: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("question", "k", "plan", "max_new_tokens", "compare_full", "want_positions", "passage_order_seed")
+    __slots__ = ("question", "k", "plan", "max_new_tokens", "compare_full", "want_positions", "passage_order_seed", "temperature", "top_p", "top_k", "seed", "stop")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +217,11 @@ class AnswerRequest(_message.Message):
     COMPARE_FULL_FIELD_NUMBER: _ClassVar[int]
     WANT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     PASSAGE_ORDER_SEED_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     question: str
     k: int
     plan: Plan
@@ -220,7 +229,12 @@ class AnswerRequest(_message.Message):
     compare_full: bool
     want_positions: bool
     passage_order_seed: int
-    def __init__(self, question: _Optional[str] = ..., k: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., compare_full: _Optional[bool] = ..., want_positions: _Optional[bool] = ..., passage_order_seed: _Optional[int] = ...) -> None: ...
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, question: _Optional[str] = ..., k: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., compare_full: _Optional[bool] = ..., want_positions: _Optional[bool] = ..., passage_order_seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("method", "ratio", "max_charged", "max_kl", "variant")
@@ -263,16 +277,28 @@ class Token(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class FinalAnswer(_message.Message):
-    __slots__ = ("text", "token_ids", "finish_reason", "report")
+    __slots__ = ("text", "token_ids", "finish_reason", "report", "usage")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: FinishReason
     report: Report
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+    usage: Usage
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("mode", "reason", "tokens", "cached", "mandatory", "selected", "requested_ratio", "selected_ratio", "charged_ratio", "chunks", "timings", "full_estimate_ms", "warnings", "recomputed_positions", "comparison", "full_ms", "speedup")

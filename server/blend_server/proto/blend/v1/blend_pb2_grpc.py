@@ -95,13 +95,14 @@ class BlendServiceServicer:
 
     def Answer(self, request, context):
         """Answers a question from the passages that fit it best: one `Passages`, then the answer's tokens as they are
-        generated, then one `FinalAnswer` with the report. Cancelling ends the generation at the next token. Several
-        answers may be generated at once; they take turns, token by token.
+        generated, then one `FinalAnswer` with the report. Cancelling ends the generation at the next token. Answers are
+        generated together. One that is not complete at the call's deadline ends with what there is.
 
         Errors
         INVALID_ARGUMENT     also: passages, question and `max_new_tokens` together exceed the model's context
         NOT_FOUND            there are no documents yet
         RESOURCE_EXHAUSTED   too many requests wait for the engine already; try again later
+        DEADLINE_EXCEEDED    the first token would not come before the call's deadline; told as soon as that is known
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,1 @@
+"""Many requests at once: one thread computes, in passes that requests share."""

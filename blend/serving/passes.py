@@ -1,0 +1,156 @@
+"""Forward passes that jobs share: which rows go into the next one, and who gets what of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from blend.model.decoder import Decoder
+from blend.model.rows import Rows
+from blend.recompute.passes import synchronize, unstopped
+from blend.recompute.planner import PrefillSpeed
+from blend.serving import sampling
+from blend.serving.job import Job
+from blend.serving.shares import Shares
+from blend.serving.steps import Alone, Decode, Prefill
+
+CPU_ROWS, GPU_ROWS = 256, 2048
+"""Rows of prompts in a pass that others share, by default: from so many on a pass of twice as many takes twice as long,
+and who decodes waits for it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one job in a pass."""
+
+    job: Job[Any]
+    rows: Rows
+
+
+class Passes:
+    """Puts passes together and runs them.
+
+    Args:
+        decoder: the model.
+        shares: who has had how much.
+        speed: learns how fast passes are.
+        max_rows: most rows of one pass.
+        shared_rows: most rows of prompts in a pass where somebody else waits for it; ``None``: what suits the device.
+    """
+
+    def __init__(
+        self, decoder: Decoder, shares: Shares, speed: PrefillSpeed, max_rows: int, shared_rows: int | None
+    ) -> None:
+        self._decoder = decoder
+        self._shares = shares
+        self._speed = speed
+        self._max_rows = max_rows
+        default = GPU_ROWS if decoder.device.type == "cuda" else CPU_ROWS
+        self._shared_rows = min(max_rows, default if shared_rows is None else shared_rows)
+
+    def alone(self, jobs: Sequence[Job[Any]]) -> Job[Any] | None:
+        """Return the job whose step is to have the model to itself next, unless others' rows come first."""
+        room = self._shared_rows
+        for job in self._shares.order(job for job in jobs if isinstance(job.step, (Alone, Prefill))):
+            if room <= 0:
+                return None
+            if not isinstance(job.step, Prefill) or not job.step.shared:
+                return job
+            room -= job.step.left
+        return None
+
+    def gather(self, jobs: Sequence[Job[Any]]) -> list[Part]:
+        """Return the next pass: a row of each job that decodes, and a bounded slice of prompts, fairly chosen."""
+        decoding = sorted((job for job in jobs if job.decoding), key=lambda job: job.ready)
+        shared = [job for job in jobs if isinstance(job.step, Prefill) and job.step.shared]
+        # Where more decode than a pass has rows, those that have waited longest; one row is left for prompts.
+        decoding = decoding[: self._max_rows - (bool(shared) and self._max_rows > 1)]
+        parts = [Part(job, job.step.rows()) for job in decoding if isinstance(job.step, Decode)]
+        room = self._slice(jobs) if shared else 0
+        room = min(room, self._max_rows - len(parts))
+        for job in self._shares.order(shared):
+            if room <= 0:
+                break
+            assert isinstance(job.step, Prefill)
+            parts.append(Part(job, job.step.rows(room)))
+            room -= len(parts[-1].rows)
+        return parts
+
+    def next_slice(self, job: Job[Any], jobs: Sequence[Job[Any]]) -> Part:
+        """Return the next slice of a prompt that shares its passes with nobody."""
+        assert isinstance(job.step, Prefill)
+        return Part(job, job.step.rows(self._slice(jobs)))
+
+    def _slice(self, jobs: Sequence[Job[Any]]) -> int:
+        """How many rows of prompts a pass may have: few where somebody waits for it who is not in it."""
+        wanting = sum(isinstance(job.step, (Alone, Prefill, Decode)) for job in jobs)
+        return self._shared_rows if wanting > 1 else self._max_rows
+
+    def run(self, parts: Sequence[Part]) -> list[tuple[Job[Any], BaseException | None]]:
+        """Run one pass; returns the jobs whose step it ended, and what went wrong with it where something did.
+
+        Where several jobs' rows fail together, each goes by itself, so that only the one at fault fails.
+        """
+        begin = perf_counter()
+        filled = sum(part.rows.canvas.fill_ms for part in parts)
+        logits, tokens, error = self._forward(parts)
+        end = perf_counter()
+        if error is not None and len(parts) > 1:
+            del error
+            return [ended for part in parts for ended in self.run([part])]
+        if error is None:
+            filled = sum(part.rows.canvas.fill_ms for part in parts) - filled
+            flops = sum(self._speed.flops(part.rows.at.tolist()) for part in parts)
+            self._speed.saw(flops, (end - begin) * 1e3 - filled)
+        ended: list[tuple[Job[Any], BaseException | None]] = []
+        for number, part in enumerate(parts):
+            step = part.job.step
+            assert isinstance(step, (Decode, Prefill))
+            step.waited_ms += (begin - part.job.ready) * 1e3
+            step.took_ms += (end - begin) * 1e3
+            part.job.ready = end
+            if error is not None or logits is None:
+                ended.append((part.job, error))
+                continue
+            self._shares.charge(part.job.tenant, len(part.rows))
+            if isinstance(step, Decode):
+                step.result = tokens[number]
+                ended.append((part.job, None))
+            # A copy of its own: what a request keeps would hold the others' logits too.
+            elif step.passed(len(part.rows), logits[number] if len(parts) == 1 else logits[number].clone()):
+                ended.append((part.job, None))
+        return ended
+
+    def _forward(self, parts: Sequence[Part]) -> tuple[Tensor | None, dict[int, int], BaseException | None]:
+        """Logits ``[len(parts), V]``, and the next token of each part that decodes; or what was raised."""
+        try:
+            logits = unstopped(self._decoder.forward([part.rows for part in parts]))
+            steps = {number: part.job.step for number, part in enumerate(parts)}
+            samplers = {number: step.sampler for number, step in steps.items() if isinstance(step, Decode)}
+            chosen = sampling.choose(logits[list(samplers)], list(samplers.values())) if samplers else []
+            synchronize(self._decoder.device)
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever wanted these rows
+            return None, {}, error
+        return logits, dict(zip(samplers, chosen, strict=True)), None
+
+    def call(self, job: Job[Any]) -> BaseException | None:
+        """Carry out a step that has the model to itself; returns what was raised."""
+        step = job.step
+        assert isinstance(step, Alone)
+        begin = perf_counter()
+        error: BaseException | None = None
+        try:
+            step.result = step.function()
+            synchronize(self._decoder.device)
+        except BaseException as raised:  # noqa: BLE001 - it belongs to whoever wanted this
+            error = raised
+        step.waited_ms += (begin - job.ready) * 1e3
+        step.took_ms += (perf_counter() - begin) * 1e3
+        try:
+            return error
+        finally:
+            del error
