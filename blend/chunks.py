@@ -277,6 +277,10 @@ class ChunkCache:
                 fault = error
         return found, fault
 
+    def writing(self) -> set[str]:
+        """Return the tags of the namespaces of which objects are on their way into the store."""
+        return {key.namespace for key in self._writes}
+
     def disown(self, tag: str) -> None:
         """Do not answer any more for writes of a tenant or namespace that is being dropped."""
         self._writes = {key: write for key, write in self._writes.items() if not key.within(tag)}

@@ -31,6 +31,8 @@ class ConnectorConfig:
             the time that the step's forward pass takes.
         capture_queue: most missing chunks that wait to be encoded, which is done while no request is under way; 0 has
             none encoded.
+        reset_removes: whether a reset of the connector's cache, which the engine asks for before it sleeps as well,
+            removes every chunk of the model from every tier. For those who change its weights in place.
         recognise: for whom known chunks are found in a prompt that does not name them: for nobody (``off``), for a
             request that asks for it (``asked``), or for every one that brings no cache salt of its own, by the default
             plan and tenant (``always``).
@@ -44,6 +46,7 @@ class ConnectorConfig:
     scratch_tokens: int | None = None
     step_share: float = 0.75
     capture_queue: int = 256
+    reset_removes: bool = False
     recognise: Literal["off", "asked", "always"] = "asked"
     store: StoreConfig = field(default_factory=StoreConfig)
 

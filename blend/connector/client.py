@@ -28,6 +28,9 @@ KEY = "blend"
 """The entry of ``kv_transfer_params`` that is blend's own."""
 VERSION = 1
 DEFAULT_TENANT = "default"
+MAX_SEAM = 4096
+"""Most tokens of a chunk on either side of the part of it that a prompt has."""
+_SEAM = f"a list of at most {MAX_SEAM} token ids below 2**32"
 _FIELDS = frozenset(("version", "plan", "segments", "recognise", "tenant", "strict", "positions"))
 _SEGMENT = frozenset(("start", "end", "digest", "before", "after"))
 
@@ -254,9 +257,11 @@ def _tenant(value: object) -> str:
     return value
 
 
-def _list(name: str, value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise InvalidInput(name, value, "a list of token ids")
+def _list(name: str, value: object) -> list[int]:
+    if not isinstance(value, list) or len(value) > MAX_SEAM:
+        raise InvalidInput(name, value if not isinstance(value, list) else f"{len(value)} tokens", _SEAM)
+    if wrong := [token for token in value if not _is_int(token) or not 0 <= token < 1 << 32]:
+        raise InvalidPrompt(name, wrong[0], _SEAM)
     return value
 
 

@@ -33,7 +33,9 @@ def native(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
 def served(model: Path, native: Engine) -> Iterator[Vllm]:
     """Steps have so little time for blending that it stops at every checkpoint."""
     store = store_settings(native.config.store.path)
-    with vllm(model, store, {"step_share": 1e-6}, max_model_len=1024, skip_tokenizer_init=True) as made:
+    with vllm(
+        model, store, {"step_share": 1e-6, "reset_removes": True}, max_model_len=1024, skip_tokenizer_init=True
+    ) as made:
         yield made
 
 

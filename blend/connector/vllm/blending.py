@@ -14,9 +14,9 @@ from blend.connector.client import BlendRequest
 from blend.connector.vllm.jobs import Job, Report
 from blend.connector.vllm.pages import Pages
 from blend.connector.vllm.tasks import checkpoint, clock, rows_at_once
-from blend.errors import BlendError, TierUnavailable
+from blend.errors import TierUnavailable
 from blend.filling import ChunkLost, Filling, Loaded, Lost
-from blend.model.decoder import FAULTS, Decoder
+from blend.model.decoder import Decoder
 from blend.pipeline import describe
 from blend.recompute import planner
 from blend.recompute.calibration import Calibration
@@ -45,13 +45,13 @@ class Blender:
 
     def find(self, job: Job) -> Filling:
         """Look up a job's chunks, and wait as long as the store's prefetch policy says. From any thread."""
-        return self._find(job.request, planner.decide(job.request.plan, self._calibration), {})
+        filling = self._find(job.request, planner.decide(job.request.plan, self._calibration), {})
+        filling.wait(whole=True)
+        return filling
 
     def _find(self, request: BlendRequest, decision: planner.Decision, lost: Lost) -> Filling:
         which: Which = "none" if decision.method == "full" else "all"
-        filling = self._chunks.find(request.prompt, request.tenant, request.plan.variant, which, lost)
-        filling.wait(whole=True)
-        return filling
+        return self._chunks.find(request.prompt, request.tenant, request.plan.variant, which, lost)
 
     def run(self, job: Job, find: Callable[[], Filling]) -> tuple[Report, tuple[Chunk, ...]]:
         """Fill the job's blocks; returns its report, and the chunks that the store could not give.
@@ -74,14 +74,14 @@ class Blender:
                 if lost:
                     decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
                 lost[error.wanted] = error.reason
-            find = partial(self._find, job.request, decision, lost)
+            find = partial(self._find, job.request, decision, lost)  # without waiting, for the engine would
 
     def _everywhere(self, find: Callable[[], Filling]) -> Filling:
         """Return what ``find`` returns. Where it fails on one of the ranks that share the model, it fails on all."""
         filling, fault = None, None
         try:
             filling = find()
-        except (BlendError, *FAULTS) as error:
+        except Exception as error:  # noqa: BLE001 - the other ranks have to be told, whatever it is
             fault = error
         everywhere = all(self._decoder.shards.everywhere([filling is not None]))
         if filling is not None and everywhere:

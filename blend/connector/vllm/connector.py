@@ -87,6 +87,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._settings = ConnectorConfig.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self.refusal = refusal(vllm_config, kv_cache_config)
         self._outcomes = Outcomes()
+        self._abandoned: frozenset[str] = frozenset()
         self._busy = False
         self._resetting = False
         self.worker: Worker | None = None
@@ -153,8 +154,12 @@ class BlendConnector(KVConnectorBase_V1):
         return Step() if half is None else Step(half.take_jobs(), half.take_refused(), idle, reset)
 
     def reset_cache(self) -> bool:
-        """Have every chunk of this model removed from every tier, as after a change of its weights."""
-        self._resetting = True
+        """Have every chunk of this model removed from every tier, if that is set.
+
+        vLLM asks for it before it sleeps, too, and chunks are as good as ever then. They are not after a change of
+        weights in place, of which their keys know nothing.
+        """
+        self._resetting = self._settings.reset_removes and not self.refusal
         return True
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -209,17 +214,27 @@ class BlendConnector(KVConnectorBase_V1):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Return which requests' blocks are filled, or are not going to be; requests that have ended are given up."""
         if self.worker is None:
-            return KVConnectorTransferResults()
-        self.worker.queue.drop(finished_req_ids)
-        self._outcomes = self.worker.queue.take()
+            self._outcomes = self._without_worker()
+        else:
+            self.worker.queue.drop(finished_req_ids)
+            self._outcomes = self.worker.queue.take()
         return KVConnectorTransferResults(
-            finished_recving=set(self._outcomes.ended), failed_recving=set(self._outcomes.failed)
+            finished_recving=set(self._outcomes.ended),
+            failed_recving=set(self._outcomes.failed | self._outcomes.refused),
         )
 
-    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+    def _without_worker(self) -> Outcomes:
+        """Nothing is filled where nothing can be blended, nor behind the end; whoever waits for it is told so."""
+        step = self._get_connector_metadata() if self.has_connector_metadata() else Step()
+        assert isinstance(step, Step)
+        failed = self._abandoned | {job.request_id for job in step.jobs}
+        self._abandoned = frozenset()
+        return Outcomes(ended=failed | step.refused, failed=failed, refused=step.refused)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata:
         """Return what became of this step's requests."""
         outcomes, self._outcomes = self._outcomes, Outcomes()
-        return None if self.worker is None else Done(outcomes, self.worker.queue.capturing)
+        return Done(outcomes, self.worker is not None and self.worker.queue.capturing)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: vLLM computes a request's question only when its blocks are filled."""
@@ -237,5 +252,5 @@ class BlendConnector(KVConnectorBase_V1):
     def shutdown(self) -> None:
         """Give up what is under way, and close the store."""
         if self.worker is not None:
-            self.worker.close()
+            self._abandoned = self.worker.close()
             self.worker = None

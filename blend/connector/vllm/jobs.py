@@ -65,6 +65,8 @@ class Report:
 
     def beside(self, other: Report) -> Report:
         """Return one report of what two ranks did for a request: the bytes of both, and the times of the slower one."""
+        if len(self.chunks) != len(other.chunks):
+            return self  # one of them failed
         chunks = tuple(
             # The one that lacked a chunk knows why.
             replace(theirs if mine.reason == ELSEWHERE else mine, key=mine.key, nbytes=mine.nbytes + theirs.nbytes)
@@ -82,12 +84,13 @@ class Report:
 class Outcomes:
     """What became of requests since the last step, by vLLM's ids.
 
-    ``ended`` are no longer under way: blended, given up, or ``failed``, which are those whose blocks were not filled.
-    ``encoded`` counts missing chunks that were encoded.
+    ``ended`` are no longer under way: blended, given up, ``failed``, which are those whose blocks were not filled, or
+    ``refused``, whose blocks were not to be. ``encoded`` counts missing chunks that were encoded.
     """
 
     ended: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
     reports: tuple[tuple[str, Report], ...] = ()
     encoded: int = 0
 
@@ -95,4 +98,5 @@ class Outcomes:
         """Return what two ranks tell of the same requests as one. Blocks are filled where they are on both."""
         theirs = dict(other.reports)
         reports = tuple((name, mine.beside(theirs.get(name, mine))) for name, mine in self.reports)
-        return Outcomes(self.ended | other.ended, self.failed | other.failed, reports, self.encoded)
+        ended, failed, refused = self.ended | other.ended, self.failed | other.failed, self.refused | other.refused
+        return Outcomes(ended, failed, refused, reports, self.encoded)

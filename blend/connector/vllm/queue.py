@@ -14,9 +14,7 @@ from blend.chunks import ChunkCache
 from blend.connector.vllm.blending import Blender
 from blend.connector.vllm.jobs import Job, Outcomes, Report
 from blend.connector.vllm.tasks import Pace, Task
-from blend.errors import BlendError
 from blend.filling import Filling
-from blend.model.decoder import FAULTS
 from blend.store import Stored
 from blend.types import Chunk
 
@@ -68,6 +66,7 @@ class Queue:
         self._finder = ThreadPoolExecutor(1, thread_name_prefix="blend-finding")
         self._ended: set[str] = set()
         self._failed: set[str] = set()
+        self._refused: set[str] = set()
         self._reports: dict[str, Report] = {}
         self._encoded = 0
 
@@ -86,9 +85,8 @@ class Queue:
         self._entries.extend(map(_Entry, jobs))
 
     def refuse(self, request_ids: Collection[str]) -> None:
-        """Say of requests that their blocks were not filled."""
-        self._ended.update(request_ids)
-        self._failed.update(request_ids)
+        """Say of requests that their blocks are not filled."""
+        self._refused.update(request_ids)
 
     def drop(self, request_ids: Collection[str]) -> None:
         """Give up those of these requests that are under way: they have ended otherwise."""
@@ -134,7 +132,7 @@ class Queue:
         assert entry.filling is not None and entry.task is not None
         try:
             report, missed = self._blender.run(job, entry.filling.result)
-        except (BlendError, *FAULTS) as error:
+        except Exception as error:  # noqa: BLE001 - the engine outlives it, and its request is computed
             _log.warning("request %s runs at full prefill, for blending failed", job.request_id, exc_info=error)
             self._compute(entry, f"blending failed: {error}")
             return
@@ -147,7 +145,7 @@ class Queue:
         name = entry.job.request_id
         try:
             report = self._blender.compute(entry.job, reason)
-        except FAULTS as error:
+        except Exception as error:  # noqa: BLE001 - the engine outlives it
             _log.warning("the blocks of request %s could not be filled", name, exc_info=error)
             self._failed.add(name)
             return
@@ -188,24 +186,43 @@ class Queue:
     def _put(self, chunk: Chunk, tenant: str) -> None:
         try:
             self._chunks.encode(chunk, tenant)
-        except (BlendError, *FAULTS) as error:
+        except Exception as error:  # noqa: BLE001 - a chunk that is not stored is computed
             _log.warning("a missing chunk of %d tokens could not be encoded: %s", len(chunk), error)
 
     def take(self) -> Outcomes:
         """Return what became of requests since the last call."""
-        found = Outcomes(frozenset(self._ended), frozenset(self._failed), tuple(self._reports.items()), self._encoded)
-        self._ended, self._failed, self._reports, self._encoded = set(), set(), {}, 0
+        found = Outcomes(
+            ended=frozenset(self._ended | self._refused),
+            failed=frozenset(self._failed),
+            refused=frozenset(self._refused),
+            reports=tuple(self._reports.items()),
+            encoded=self._encoded,
+        )
+        self._ended, self._failed, self._refused, self._reports, self._encoded = set(), set(), set(), {}, 0
         return found
 
-    def close(self) -> None:
-        """Give everything up. Safe to call again."""
+    def restart(self) -> None:
+        """Have what is under way begin anew, with what the store gives then; missing chunks are forgotten."""
+        for entry in self._entries:
+            entry.forget()
+            entry.filling = entry.task = None
+        self._end_encoding()
+        self._missed.clear()
+
+    def close(self) -> frozenset[str]:
+        """Give everything up; returns the requests that were under way. Safe to call again."""
+        abandoned = frozenset(entry.job.request_id for entry in self._entries)
         for entry in self._entries:
             entry.forget()
         self._entries.clear()
+        self._end_encoding()
+        self._finder.shutdown()
+        return abandoned
+
+    def _end_encoding(self) -> None:
         if self._encoding is not None:
             self._encoding.end()
             self._encoding = None
-        self._finder.shutdown()
 
 
 def _close(found: Future[Filling]) -> None:

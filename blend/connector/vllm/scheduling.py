@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from blend.config import ConnectorConfig
 from blend.connector.client import DEFAULT_TENANT, KEY, BlendRequest, digest, parse, recognised, wants_strict
 from blend.connector.vllm.jobs import Job, Outcomes, Report
 from blend.connector.vllm.known import KnownChunks
 from blend.connector.vllm.metrics import Stats
-from blend.errors import BlendError, InvalidInput
+from blend.errors import InvalidInput
 from blend.model import source
 from blend.recompute import calibration, planner
 from blend.types import Plan
@@ -81,7 +81,8 @@ class Scheduling:
         """
         try:
             asked = self._read(request)
-        except BlendError as error:
+            salt = "" if asked is None else _salt(asked, self._model, request.cache_salt)
+        except Exception as error:  # noqa: BLE001 - whatever a client sends, the engine outlives it
             strict = self._fails and wants_strict(request.kv_transfer_params)
             how = "refused" if strict else "served at full prefill"
             if strict or not self._refusal or not self._warned:
@@ -94,7 +95,7 @@ class Scheduling:
             return
         if asked is not None:
             self._asked[request.request_id] = asked
-            self._salts[request.request_id] = salt = _salt(asked, self._model, request.cache_salt)
+            self._salts[request.request_id] = salt
             _rehash(request, _first_chunk(asked), salt, self._block_size)
 
     def _read(self, request: Request) -> BlendRequest | None:
@@ -147,7 +148,7 @@ class Scheduling:
         that one's blocks.
         """
         if request.request_id in self._refused:
-            return 1 if computed < request.num_tokens - 1 else 0
+            return 1 if computed < request.num_tokens else 0
         asked = self._asked.get(request.request_id)
         if asked is None or asked.end <= computed:
             return 0
@@ -184,8 +185,8 @@ class Scheduling:
         for name in outcomes.ended:
             self._done(name)
         for name in outcomes.failed:
-            if self._asked.pop(name, None) is not None:
-                self.stats.ended("failed")
+            self._asked.pop(name, None)
+            self.stats.ended("failed")
         self.stats.encoded(outcomes.encoded)
 
     def take_stats(self) -> Stats:
@@ -204,7 +205,7 @@ class Scheduling:
     def ended(self, request: Request) -> dict[str, Any] | None:
         """Forget a request, however it ended; returns what its output says of it."""
         name = request.request_id
-        if self._done(name):
+        if self._done(name) and request.status != RequestStatus.FINISHED_ERROR:
             self.stats.ended("given_up")
         self._asked.pop(name, None)
         self._salts.pop(name, None)
@@ -249,6 +250,7 @@ def _salt(asked: BlendRequest, model: str, salt: str | None) -> str:
         "model": model,
         "plan": asdict(plan),
         "chunks": spans,
+        "last": min(len(asked.prompt) - 1, asked.end),  # the last token is never taken from the store
         "text": "" if by_chunks else digest(asked.prompt.token_ids),
         "salt": salt,
     }

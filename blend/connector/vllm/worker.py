@@ -24,7 +24,7 @@ from blend.connector.vllm.pages import Pages
 from blend.connector.vllm.plugin import root_of
 from blend.connector.vllm.queue import Queue
 from blend.connector.vllm.selftest import check_layout
-from blend.errors import ModelUnsupported, StoreError
+from blend.errors import BlendError, ModelUnsupported
 from blend.model import source
 from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Tokenizer
@@ -125,21 +125,24 @@ class Worker:
             self.queue.run(self._share * (perf_counter() - self._began), idle)
 
     def forget(self) -> None:
-        """Remove every chunk of this model from every tier, whoever's it is."""
+        """Remove every chunk of this model from every tier, whoever's it is, and begin anew with what is under way."""
+        self.queue.restart()
         model = model_of(self.chunks.namespace(DEFAULT_TENANT).tag)
         try:
-            for usage in self.store.namespaces():
-                if model_of(usage.tag) == model:
-                    self.chunks.disown(usage.tag)
-                    self.store.drop(usage.tag)
-        except StoreError as error:
+            tags = {usage.tag for usage in self.store.namespaces()} | self.chunks.writing()
+            for tag in tags:
+                if model_of(tag) == model:
+                    self.chunks.disown(tag)
+                    self.store.drop(tag)
+        except BlendError as error:
             _log.warning("some of the model's chunks could not be removed: %s", error)
 
-    def close(self) -> None:
-        """Give up what is under way and close the store. Safe to call again."""
-        self.queue.close()
+    def close(self) -> frozenset[str]:
+        """Give up what is under way, which is returned, and close the store. Safe to call again."""
+        abandoned = self.queue.close()
         self.chunks.close()
         self.store.close()
+        return abandoned
 
 
 def _sink(settings: ConnectorConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
