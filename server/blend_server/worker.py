@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from blend.errors import Closed, ResourceExhausted
 from blend.serving.stream import AnswerStream
@@ -54,9 +54,19 @@ class Share:
         self._free = asyncio.Semaphore(most)
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
-        """Run ``function(*args)`` in one of the threads and return what it returns."""
-        async with self._free:
-            return await self._threads.call(function, *args)
+        """Run ``function(*args)`` in one of the threads and return what it returns.
+
+        Where the caller is cancelled, the thread counts as used until the function has ended.
+        """
+        await self._free.acquire()
+        task = asyncio.ensure_future(self._threads.call(function, *args))
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._free.release()
+        if not task.cancelled():
+            task.exception()  # a caller that was cancelled meanwhile has no use for it
 
 
 class Worker:

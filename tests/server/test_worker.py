@@ -15,7 +15,7 @@ from blend.errors import Closed, ResourceExhausted
 from blend.serving.job import Job
 from blend.serving.stream import AnswerStream, Channel
 from blend.types import Answer, Report, Timings, Token
-from blend_server.worker import AnswerEvents, Worker
+from blend_server.worker import AnswerEvents, Share, Threads, Worker
 
 REPORT = Report("full", "", 3, 0, 3, 0, 1.0, 1.0, 1.0, (), Timings(), 0.0)
 ANSWER = Answer("", (1, 2), "length", REPORT)
@@ -157,3 +157,39 @@ async def test_closing_ends_the_thread_and_refuses_requests() -> None:
     assert not any(t.name.startswith("closing") for t in threading.enumerate())
     with pytest.raises(Closed), worker.admit():
         pass
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_call_gives_its_share_of_the_threads_back_when_its_function_has_ended() -> None:
+    threads, go_on = Threads("shared", 3), threading.Event()
+    share = Share(threads, 2)
+    begun: list[int] = []
+
+    def job() -> None:
+        begun.append(1)
+        go_on.wait(30)
+
+    for _ in range(5):
+        call = asyncio.ensure_future(share.call(job))
+        await asyncio.sleep(0.02)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert len(begun) == 2
+    assert await asyncio.wait_for(threads.call(lambda: "free"), 10) == "free"
+    go_on.set()
+    assert await asyncio.wait_for(share.call(lambda: "again"), 10) == "again"
+    await threads.close()
+
+
+@pytest.mark.asyncio
+async def test_an_error_in_a_share_reaches_the_caller() -> None:
+    def job() -> None:
+        raise LookupError("gone")
+
+    threads = Threads("shared", 1)
+    share = Share(threads, 1)
+    for _ in range(2):
+        with pytest.raises(LookupError, match="gone"):
+            await share.call(job)
+    await threads.close()
