@@ -92,7 +92,7 @@ class Gate(Protocol):
             ResourceExhausted: too many callers are being checked.
         """
 
-    def recheck(self, who: Caller) -> None:
+    async def recheck(self, who: Caller) -> None:
         """Check that a caller whose call goes on is still let in.
 
         Raises:
@@ -115,7 +115,7 @@ class OpenGate:
         """Return :data:`ANYONE`."""
         return ANYONE
 
-    def recheck(self, who: Caller) -> None:
+    async def recheck(self, who: Caller) -> None:
         """Do nothing."""
 
     def quotas(self, tenant: str) -> TenantQuotas:
@@ -153,10 +153,7 @@ class FileGate:
 
     async def identify(self, context: Any) -> Caller:
         """Return who made a call; see :class:`Gate`."""
-        if monotonic() >= self._look_at:
-            self._look_at = monotonic() + _LOOK_SECONDS
-            if self._file.changed:
-                await self._threads.call(self._file.refresh)
+        await self._look()
         sent = _bearer(context.invocation_metadata() or ())
         if sent is not None:
             return await self._by_token(sent)
@@ -165,8 +162,9 @@ class FileGate:
             return self._by_certificate(names)
         raise Unauthenticated(f"the call has no token; {_TOKEN_ALLOWED}")
 
-    def recheck(self, who: Caller) -> None:
+    async def recheck(self, who: Caller) -> None:
         """Check that the caller's entry is still in the file, and has not expired; see :class:`Gate`."""
+        await self._look()
         entry, found = who.entry, self._file.value
         if isinstance(entry, TokenEntry):
             if found.tokens.get(entry.id) != entry:
@@ -182,6 +180,13 @@ class FileGate:
     async def close(self) -> None:
         """End the thread."""
         await self._threads.close()
+
+    async def _look(self) -> None:
+        """Read the file again if it has changed, and was not looked at just now."""
+        if monotonic() >= self._look_at:
+            self._look_at = monotonic() + _LOOK_SECONDS
+            if self._file.changed:
+                await self._threads.call(self._file.refresh)
 
     async def _by_token(self, token: str) -> Caller:
         parts = tokens.split(token)

@@ -175,7 +175,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _messages(self, requests: AsyncIterable[Any], who: Caller) -> AsyncGenerator[Any, None]:
         """The messages of a call that may stay open for long: each is taken only if the caller is still let in."""
         async for request in requests:
-            self._gate.recheck(who)
+            await self._gate.recheck(who)
             yield _well_formed(request)
 
     @asynccontextmanager
