@@ -90,5 +90,12 @@ class _File(WatchedFileHandler):
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8")
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line. A file that cannot be opened anew fails no call: logging tells, the next line tries again."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, how: os.open(path, how, 0o600))

@@ -25,7 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from blend.config import SecurityConfig, ServerConfig, TlsConfig
 from blend.errors import InvalidConfig, InvalidInput, ResourceExhausted
 from blend.types import Plan
-from blend_server import auth, tokens
+from blend_server import audit, auth, tokens
 from blend_server.client import Client, Document, ServiceError, main
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1.blend_pb2_grpc import BlendServiceStub
@@ -354,6 +354,21 @@ def test_a_log_that_was_moved_away_is_begun_anew(guarded: Guarded) -> None:
     with moved.open("a") as file:
         file.write(guarded.audit_file.read_text())
     os.rename(moved, guarded.audit_file)
+
+
+def test_a_log_that_cannot_be_begun_anew_fails_no_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    with audit.written(directory / "audit.jsonl"):
+        entry = audit.Entry("GetStats", "job", "peer")
+        entry.write("OK")
+        os.rename(directory, tmp_path / "rotated")
+        entry.write("OK")
+        entry.write("OK")
+        assert "FileNotFoundError" in capsys.readouterr().err
+        directory.mkdir()
+        entry.write("NOT_FOUND")
+    assert [json.loads(line)["code"] for line in (directory / "audit.jsonl").open()] == ["NOT_FOUND"]
 
 
 # ------------------------------------------------------------------------------------- bytes and fullness
