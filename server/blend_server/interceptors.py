@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, aclosing, asynccontextmanager, co
 from contextvars import ContextVar
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -39,6 +39,8 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _METHODS = "/blend.v1.BlendService/"
 _MAX_MESSAGE_BYTES = 1500
 _MOST_CALLS = 1024
+
+_Read: TypeAlias = Callable[[bytes], Any]
 
 _CODES: tuple[tuple[type[errors.BlendError], grpc.StatusCode], ...] = (
     (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
@@ -122,12 +124,10 @@ class InFlight:
         return True
 
 
-class Malformed:
-    """In place of a message whose bytes are not one."""
-
-
 class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps every rpc of ``blend.v1.BlendService``, unary or streaming; other services pass through.
+
+    A message is read once its caller is known and let in; until then it is bytes.
 
     Args:
         in_flight: counts the calls.
@@ -149,34 +149,36 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         kind = f"{shape[handler.request_streaming]}_{shape[handler.response_streaming]}"
         wrap = self._stream if handler.response_streaming else self._unary
         return getattr(grpc, f"{kind}_rpc_method_handler")(
-            wrap(method.removeprefix(_METHODS), getattr(handler, kind)),
-            request_deserializer=_tolerant(handler.request_deserializer),
+            wrap(method.removeprefix(_METHODS), getattr(handler, kind), handler.request_deserializer),
+            request_deserializer=None,
             response_serializer=handler.response_serializer,
         )
 
-    def _unary(self, name: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-        async def call(request: Any, context: Any) -> Any:
+    def _unary(self, name: str, behaviour: Callable[..., Awaitable[Any]], read: _Read) -> Callable[..., Any]:
+        async def call(request: bytes, context: Any) -> Any:
             async with self._guard(name, context):
-                return await behaviour(_well_formed(request), context)
+                return await behaviour(_message(read, request), context)
 
         return call
 
-    def _stream(self, name: str, behaviour: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., Any]:
-        async def call(request: Any, context: Any) -> AsyncGenerator[Any, None]:
+    def _stream(
+        self, name: str, behaviour: Callable[..., AsyncGenerator[Any, None]], read: _Read
+    ) -> Callable[..., Any]:
+        async def call(request: bytes | AsyncIterable[bytes], context: Any) -> AsyncGenerator[Any, None]:
             # Closed here and now, not when it is collected: a call that ends early must let go of the engine.
             async with self._guard(name, context) as who:
-                sent = self._messages(request, who) if isinstance(request, AsyncIterable) else _well_formed(request)
+                sent = _message(read, request) if isinstance(request, bytes) else self._messages(read, request, who)
                 async with aclosing(behaviour(sent, context)) as responses:
                     async for response in responses:
                         yield response
 
         return call
 
-    async def _messages(self, requests: AsyncIterable[Any], who: Caller) -> AsyncGenerator[Any, None]:
+    async def _messages(self, read: _Read, requests: AsyncIterable[bytes], who: Caller) -> AsyncGenerator[Any, None]:
         """The messages of a call that may stay open for long: each is taken only if the caller is still let in."""
         async for request in requests:
             await self._gate.recheck(who)
-            yield _well_formed(request)
+            yield _message(read, request)
 
     @asynccontextmanager
     async def _guard(self, name: str, context: Any) -> AsyncGenerator[Caller, None]:
@@ -213,22 +215,13 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._places.hold(tenant, self._gate.quotas(tenant).requests)
 
 
-def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Leave it to the call to refuse bytes that are no message: gRPC itself would make that UNKNOWN."""
-
-    def read(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError:
-            return Malformed()
-
-    return read
-
-
-def _well_formed(request: Any) -> Any:
-    if isinstance(request, Malformed):
-        raise errors.InvalidInput("message", "other bytes", "a message of blend/v1/blend.proto, its texts in UTF-8")
-    return request
+def _message(read: _Read, data: bytes) -> Any:
+    """The message that the bytes are; gRPC itself would make UNKNOWN of those that are none."""
+    try:
+        return read(data)
+    except DecodeError as error:
+        allowed = "a message of blend/v1/blend.proto, its texts in UTF-8"
+        raise errors.InvalidInput("message", "other bytes", allowed) from error
 
 
 def _retry_details(code: grpc.StatusCode, message: str, seconds: float) -> bytes:

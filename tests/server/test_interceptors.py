@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from blend import errors
+from blend_server.auth import Caller, OpenGate
 from blend_server.interceptors import Edge, InFlight, status_of
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
@@ -186,6 +188,39 @@ async def test_a_draining_server_refuses_new_calls_and_waits_for_the_others(edge
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in raised.value.details()
     assert await edged.in_flight.drain(5)
+
+
+class Closed(OpenGate):
+    """Lets nobody in."""
+
+    async def identify(self, context: Any) -> Caller:
+        raise errors.Unauthenticated("no token")
+
+
+@pytest.mark.asyncio
+async def test_no_message_is_read_of_whoever_is_not_let_in() -> None:
+    read: list[bytes] = []
+
+    def reading(data: bytes) -> bytes:
+        read.append(data)
+        return data
+
+    async def behaviour(request: Any, context: Any) -> bytes:
+        return b""
+
+    handlers = {"GetDocument": grpc.unary_unary_rpc_method_handler(behaviour, request_deserializer=reading)}
+    seen = []
+    for gate in (Closed(), OpenGate()):
+        server = grpc.aio.server(interceptors=[Edge(InFlight(), gate)])
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("blend.v1.BlendService", handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with suppress(grpc.aio.AioRpcError):
+                await channel.unary_unary("/blend.v1.BlendService/GetDocument")(b"text")
+        seen.append(list(read))
+        await server.stop(None)
+    assert seen == [[], [b"text"]]
 
 
 def test_a_foreign_value_error_is_no_invalid_argument() -> None:
