@@ -39,6 +39,7 @@ DEFAULT_TENANT = "default"
 
 _LOOK_SECONDS = 1.0
 _MOST_CHECKS = 32
+_MOST_CHECKS_OF_ONE = 4  # or guesses at one token, whose id is no secret, would keep all others out
 _MOST_KNOWN = 4096
 _RETRY_SECONDS = 1.0
 _TOKEN_ALLOWED = "send a valid one as metadata, `authorization: Bearer TOKEN`"
@@ -130,7 +131,8 @@ class FileGate:
     """Callers prove who they are by a token of an access file, else by a certificate that it names.
 
     The file is looked at once a second at most. A token's hash takes long to check, on purpose, so that is done in a
-    thread, once for each token, and what was found is remembered under a keyed digest of the token.
+    thread, once for each token, and what was found is remembered under a keyed digest of the token. Few checks wait for
+    that thread, and fewer of one entry; reading the file never does.
 
     Args:
         path: the access file.
@@ -145,7 +147,8 @@ class FileGate:
     def __init__(self, path: Path, now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)) -> None:
         self._file: Watched[Access] = Watched("access_file", [path], lambda: access.read(path))
         self._now = now
-        self._threads = Threads("blend-auth", 1)
+        self._checkers = Threads("blend-auth", 1)
+        self._readers = Threads("blend-auth-file", 1)
         self._look_at = monotonic() + _LOOK_SECONDS
         self._key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, tokens.Hash] = OrderedDict()
@@ -178,15 +181,16 @@ class FileGate:
         return self._file.value.quotas(tenant)
 
     async def close(self) -> None:
-        """End the thread."""
-        await self._threads.close()
+        """End the threads."""
+        await self._checkers.close()
+        await self._readers.close()
 
     async def _look(self) -> None:
         """Read the file again if it has changed, and was not looked at just now."""
         if monotonic() >= self._look_at:
             self._look_at = monotonic() + _LOOK_SECONDS
             if self._file.changed:
-                await self._threads.call(self._file.refresh)
+                await self._readers.call(self._file.refresh)
 
     async def _by_token(self, token: str) -> Caller:
         parts = tokens.split(token)
@@ -207,9 +211,10 @@ class FileGate:
             return True
         check = self._checks.get((digest, hashed))
         if check is None:
-            if len(self._checks) >= _MOST_CHECKS:
+            of_one = sum(entry == hashed for _, entry in self._checks)
+            if len(self._checks) >= _MOST_CHECKS or of_one >= _MOST_CHECKS_OF_ONE:
                 raise ResourceExhausted("too many tokens are being checked; try again later", _RETRY_SECONDS)
-            check = asyncio.ensure_future(self._threads.call(hashed.matches, secret))
+            check = asyncio.ensure_future(self._checkers.call(hashed.matches, secret))
             self._checks[digest, hashed] = check
             check.add_done_callback(lambda _: self._checks.pop((digest, hashed), None))
         if not await asyncio.shield(check):  # others may wait for it when this call is cancelled

@@ -235,9 +235,9 @@ async def test_a_clock_that_jumps_decides_by_its_new_time(tmp_path: Path) -> Non
 
 async def test_a_bounded_number_of_tokens_is_checked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accounts = Accounts(tmp_path / "access.yaml")
-    good = accounts.token("a", "acme", "reader")
+    good = [accounts.token(f"t{n}", "acme", "reader") for n in range(10)]
     gate = auth.FileGate(accounts.write())
-    assert (await gate.identify(_Call(good))).name == "token:a"
+    assert (await gate.identify(_Call(good[0]))).name == "token:t0"
     hold = threading.Event()
 
     def slow(hashed: tokens.Hash, secret: str) -> bool:
@@ -245,14 +245,42 @@ async def test_a_bounded_number_of_tokens_is_checked_at_once(tmp_path: Path, mon
         return False
 
     monkeypatch.setattr(tokens.Hash, "matches", slow)
-    guesses = [asyncio.ensure_future(gate.identify(_Call(f"blend.a.guess{n}"))) for n in range(40)]
+
+    def guess(at: int, count: int) -> list[asyncio.Future[auth.Caller]]:
+        return [asyncio.ensure_future(gate.identify(_Call(f"blend.t{at}.guess{n}"))) for n in range(count)]
+
+    guesses = guess(0, 40)
     refused, _ = await asyncio.wait(guesses, timeout=1)
-    assert len(refused) == 8
-    assert all(isinstance(guess.exception(), ResourceExhausted) for guess in refused)
-    assert (await gate.identify(_Call(good))).name == "token:a"
+    assert len(refused) == 36  # all but a few at one token
+    for at in range(1, 10):
+        guesses += guess(at, 4)
+    refused, _ = await asyncio.wait(guesses, timeout=1)
+    assert len(refused) == 36 + 8
+    assert all(isinstance(refusal.exception(), ResourceExhausted) for refusal in refused)
+    assert (await gate.identify(_Call(good[0]))).name == "token:t0"
     hold.set()
     found = await asyncio.gather(*guesses, return_exceptions=True)
     assert sum(isinstance(error, auth.Unauthenticated) for error in found) == 32
+    await gate.close()
+
+
+async def test_the_file_is_read_again_while_a_token_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts = Accounts(tmp_path / "access.yaml")
+    good = _Call(accounts.token("a", "acme", "reader"))
+    gate = auth.FileGate(accounts.write())
+    who = await gate.identify(good)
+    hold = threading.Event()
+    monkeypatch.setattr(tokens.Hash, "matches", lambda *_: hold.wait(30) and False)
+    guess = asyncio.ensure_future(gate.identify(_Call("blend.a.guess")))
+    await asyncio.sleep(1.2)
+    accounts.entries["tokens"].clear()
+    accounts.token("b", "acme", "reader")
+    accounts.write()
+    with pytest.raises(auth.Unauthenticated, match="not valid any more"):
+        await asyncio.wait_for(gate.recheck(who), 20)
+    hold.set()
+    with pytest.raises(auth.Unauthenticated):
+        await guess
     await gate.close()
 
 
