@@ -75,8 +75,8 @@ class Caller:
 ANYONE = Caller(DEFAULT_TENANT, "admin", "anyone")
 """Who calls where nobody has to prove who they are."""
 
-caller: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
-"""Who made the call that this task serves."""
+caller: ContextVar[Caller] = ContextVar("caller")
+"""Who made the call that this task serves; it has no default, for nobody is let in by mistake."""
 
 
 class Gate(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import logging
 import os
@@ -94,6 +95,11 @@ def test_what_no_table_lists_is_for_administrators() -> None:
     assert auth.Caller("t", "admin", "x").may("admin")
     with pytest.raises(auth.PermissionDenied, match="NewMethod needs the role admin"):
         auth.Caller("t", "writer", "x").require("NewMethod")
+
+
+def test_nobody_is_let_in_by_default() -> None:
+    with pytest.raises(LookupError):
+        contextvars.Context().run(auth.caller.get)
 
 
 @pytest.mark.parametrize(
