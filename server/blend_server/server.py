@@ -26,6 +26,8 @@ from blend_server.service import BlendService
 
 logger = logging.getLogger("blend_server")
 
+_GRACE_SECONDS = 1.0  # for what is on its way to clients when the last call has ended
+
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["BlendService"].full_name
 
 
@@ -130,7 +132,7 @@ class BlendServer:
             await checks.enter_graceful_shutdown()
             drained = await in_flight.drain(self.config.drain_seconds)
         finally:
-            await server.stop(None)
+            await server.stop(_GRACE_SECONDS)
             await service.close()
             await gate.close()
         logger.info("event=stopped drained=%s", str(drained).lower())

@@ -126,7 +126,7 @@ class Tenants:
             await asyncio.wait([self._sweeping])
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for tenant in self._open.values():
+        for tenant in list(self._open.values()):  # idle ones may be closed meanwhile
             await tenant.ingestion.close()
 
     def close(self) -> None:
