@@ -1,4 +1,7 @@
-"""The audit log: who did what to which document, and how that ended; one line of JSON for each call.
+"""The audit log: who did what to which document, and how that ended.
+
+A line of JSON for each call, and one for each document that it takes in; a call that is cancelled once its document
+was changed has both lines.
 
 It holds no text of any document, title or question, and no secret.
 """
@@ -35,9 +38,20 @@ class Entry:
         self.tenant: str | None = None
         self.caller: str | None = None
         self.document: str | None = None
+        self._changed: str | None = None
         self._method = method
         self._request_id = request_id
         self._peer = peer
+
+    def changed(self, document: str) -> None:
+        """Write that a document was changed, as soon as it is: that stays so, whatever becomes of the call."""
+        self._changed = document
+        self.write("OK", document)
+
+    def ended(self, code: str) -> None:
+        """Write how the call ended, unless the change of its document said so already."""
+        if code != "OK" or self.document is None or self.document != self._changed:
+            self.write(code)
 
     def write(self, code: str, document: str | None = None) -> None:
         """Write a line about the call, or about one document of those that it takes."""

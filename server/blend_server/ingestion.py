@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -107,7 +107,9 @@ class Ingestion:
             prepared = await call(library.embed, prepared)
             yield pb.IngestProgress(embedded=pb.IngestProgress.Embedded(chunks=len(chunks)))
         keys = await call(self._keys, chunks)
-        async with self._kept_in_quota(prepared, keys):
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(self._room(prepared))
+            held.enter_context(self._kept(keys))
             missing = await self._worker.call(partial(self._engine.missing, chunks, namespace=self._namespace))
             if missing:
                 await call(library.announce, prepared, keys)
@@ -117,8 +119,8 @@ class Ingestion:
                     async for stage in stages:
                         reused = stage.computed.reused
                         yield stage
-            dropped = await self._to_the_end(self._commit(prepared, keys))
-        audit.current.get().write("OK", document.id)
+            # What is held goes to it: the request that began this may be gone before it is done.
+            dropped = await self._to_the_end(self._commit(prepared, keys, held.pop_all()))
         counts = {"chunks": len(chunks), "computed_chunks": len(chunks) - reused, "reused_chunks": reused}
         if prepared.unchanged:
             yield pb.IngestProgress(unchanged=pb.IngestProgress.Unchanged(**counts))
@@ -183,19 +185,16 @@ class Ingestion:
             # If it was not committed, its KV is of no use; if another document went meanwhile, that one's is not.
             self.sweep_soon()
 
-    @asynccontextmanager
-    async def _kept_in_quota(self, prepared: Prepared, keys: list[str]) -> AsyncGenerator[None, None]:
-        async with self._room(prepared):
-            with self._kept(keys):
-                yield
-
-    async def _commit(self, prepared: Prepared, keys: list[str]) -> int:
-        with self._kept(keys):  # for itself: the request that began this may be gone before it is done
+    async def _commit(self, prepared: Prepared, keys: list[str], held: AsyncExitStack) -> int:
+        async with held, self._room_lock:  # nobody counts the document twice, as held and as stored, or not at all
             orphans = await self._threads.call(self._library.commit, prepared, keys)
+        audit.current.get().changed(prepared.document.id)
         return await self._dropped(orphans)
 
     async def _delete(self, document_id: str) -> int:
-        return await self._dropped(await self._threads.call(self._library.delete, document_id))
+        orphans = await self._threads.call(self._library.delete, document_id)
+        audit.current.get().changed(document_id)
+        return await self._dropped(orphans)
 
     async def _dropped(self, orphans: Iterable[Orphan]) -> int:
         """How many of these chunks no document is about to hold. Their KV is gone, unless that failed for now."""

@@ -207,7 +207,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         finally:
             elapsed = (perf_counter() - start) * 1e3
             logger.info("rpc=%s request_id=%s code=%s ms=%.1f", name, call_id, code, elapsed)
-            entry.write(code)
+            entry.ended(code)
 
     def _place(self, tenant: str) -> AbstractContextManager[None]:
         if self._places is None:

@@ -25,6 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blend.config import SecurityConfig, ServerConfig, TlsConfig
 from blend.errors import InvalidConfig, InvalidInput, ResourceExhausted
+from blend.rag.library import Library
 from blend.types import Plan
 from blend_server import audit, auth, tokens
 from blend_server.client import Client, Document, ServiceError, main
@@ -368,6 +369,41 @@ def test_the_audit_log_says_who_did_what_and_nothing_of_any_text(guarded: Guarde
     assert (lines[-1]["tenant"], lines[-1]["caller"], lines[-1]["code"]) == (None, None, "UNAUTHENTICATED")
     assert "tungsten" not in guarded.audit_file.read_text()
     assert guarded.audit_file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("method", ["commit", "delete"])
+def test_the_audit_log_has_changes_whose_callers_left(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    start, reached, go_on = len(guarded.lines()), threading.Event(), threading.Event()
+    change = getattr(Library, method)
+
+    def slow(*arguments: Any) -> Any:
+        reached.set()
+        go_on.wait(30)
+        return change(*arguments)
+
+    sent = [("authorization", f"Bearer {guarded.tokens['writer']}")]
+    with guarded.client(guarded.tokens["writer"]) as client, grpc.insecure_channel(guarded.server.address) as channel:
+        if method == "delete":
+            list(client.ingest([Document("left", "Some text.")]))
+            start = len(guarded.lines())
+        monkeypatch.setattr(Library, method, slow)
+        stub: Any = BlendServiceStub(channel)
+        if method == "delete":
+            call = stub.DeleteDocument.future(pb.DeleteDocumentRequest(id="left"), metadata=sent)
+        else:
+            call = stub.Ingest(iter([pb.Document(id="left", content=b"Some text.")]), metadata=sent)
+        assert reached.wait(30)
+        call.cancel()
+        wait_for(lambda: any(line["code"] == "CANCELLED" for line in guarded.lines()[start:]))
+        assert [line["code"] for line in guarded.lines()[start:]] == ["CANCELLED"]
+        go_on.set()
+        wait_for(lambda: any(line["code"] == "OK" for line in guarded.lines()[start:]))
+        assert guarded.lines()[-1]["document"] == "left"
+        assert code(client.get, "left") == {"commit": "OK", "delete": "NOT_FOUND"}[method]
+        monkeypatch.setattr(Library, method, change)
+        code(client.delete, "left")
 
 
 def test_no_secret_is_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:

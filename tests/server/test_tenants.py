@@ -276,6 +276,38 @@ def test_a_quota_of_bytes_counts_texts_and_holds_for_streams_side_by_side(house:
     assert house.client("acme").stats().corpus.content_bytes == len(stored) * len(PLAN)
 
 
+def test_a_quota_holds_for_a_document_whose_caller_left_as_it_was_stored(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.accounts.entries["tenants"] = {"acme": {"documents": 1}}
+    house.open()
+    acme, reached, go_on = house.client("acme"), threading.Event(), threading.Event()
+    commit = Library.commit
+
+    def slow(*arguments: Any) -> Any:
+        reached.set()
+        go_on.wait(30)
+        return commit(*arguments)
+
+    monkeypatch.setattr(Library, "commit", slow)
+    stream = acme.ingest([document("left")])
+    for progress in stream:
+        if progress.WhichOneof("stage") == "computed" and progress.computed.done == progress.computed.total:
+            break
+    assert reached.wait(30)
+    stream.close()
+    time.sleep(0.3)
+    seen: list[pb.IngestProgress] = []
+    other = threading.Thread(target=lambda: seen.extend(ends(acme, document("other"))))
+    other.start()
+    time.sleep(0.3)
+    go_on.set()
+    other.join()
+    assert [p.WhichOneof("stage") for p in seen] == ["failed"]
+    assert "quota documents" in seen[0].failed.message
+    assert [d.id for d in acme.documents()] == ["left"]
+
+
 def test_a_quota_of_requests_counts_calls_that_are_under_way(house: House) -> None:
     house.accounts.entries["tenants"] = {"acme": {"requests": 2}}
     house.open()
