@@ -462,6 +462,10 @@ class Engine:
         """Wait until no background precompute is left (``timeout`` in seconds); returns whether that is so."""
         return self._misses.wait_idle(timeout)
 
+    def stop_background(self) -> None:
+        """Drop the chunks that requests missed and that are still to be computed, and take no more of them."""
+        self._misses.close()
+
     def close(self) -> None:
         """Let the running step finish, end all work and close the store. Safe to call again."""
         if self._closed:

@@ -276,6 +276,17 @@ def test_a_missed_chunk_is_there_the_next_time(model: Path, tmp_path: Path) -> N
         assert {c.outcome for c in second.chunks} == {"hit"}
 
 
+def test_missed_chunks_are_dropped_once_background_work_has_stopped(model: Path, tmp_path: Path) -> None:
+    prompt = tiny.prompt(2)
+    with tiny.engine(model, tmp_path / "store", recompute_misses=True) as engine:
+        engine.stop_background()
+        engine.prefill(prompt, Plan("reuse"))
+        assert engine.wait_idle(10)
+        assert engine.stats().background == {"done": 0, "failed": 0, "dropped": 2}
+        engine.precompute(tiny.chunks_of(prompt))
+        assert engine.missing(tiny.chunks_of(prompt)) == []
+
+
 def test_what_was_forgotten_does_not_come_back(model: Path, tmp_path: Path) -> None:
     """A miss of a request that was under way when its chunks were deleted must not store them again."""
     prompt = tiny.prompt()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,10 +24,13 @@ PATIENCE = 10.0
 
 
 class Gaps:
-    """Jobs for the gaps, in order of arrival; each of their steps is one piece. Belongs to the engine's thread."""
+    """Jobs for the gaps, whose piece is due first goes first; each of their steps is one piece.
+
+    Belongs to the engine's thread.
+    """
 
     def __init__(self) -> None:
-        self._jobs: deque[tuple[Job[Any], float]] = deque()
+        self._jobs: list[tuple[Job[Any], float]] = []
 
     def push(self, job: Job[Any], patience: float) -> None:
         """Take a job whose pieces wait so many seconds for a gap at most."""
@@ -41,18 +43,22 @@ class Gaps:
         """Return after how many seconds the next piece is due; infinity without one. ``idle``: there is a gap now."""
         if not self._jobs:
             return math.inf
-        job, patience = self._jobs[0]
+        job, patience = self._first()
         return 0.0 if idle or job.cancelled else max(0.0, job.ready + patience - perf_counter())
 
     def work(self, call: Callable[[Job[Any]], BaseException | None]) -> None:
         """Have ``call`` carry out the next piece."""
-        job, _ = self._jobs[0]
+        first = job, _ = self._first()
         if job.cancelled:
             job.abandon(Cancelled("the work was cancelled"))
         elif job.advance(call(job)):
             return
-        self._jobs.popleft()
+        self._jobs.remove(first)
         job.tell()
+
+    def _first(self) -> tuple[Job[Any], float]:
+        """The job whose piece is due first; one that was cancelled is due at once."""
+        return min(self._jobs, key=lambda entry: (not entry[0].cancelled, entry[0].ready + entry[1]))
 
     def end(self, error: BlendError) -> None:
         """End all of them with this error."""

@@ -66,6 +66,10 @@ class ServedEngine(Protocol):
         """Return figures."""
         ...
 
+    def stop_background(self) -> None:
+        """Drop work that nobody waits for, and take no more of it."""
+        ...
+
     def close(self) -> None:
         """End the engine and close its store. Safe to call again."""
         ...

@@ -69,6 +69,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
 
     async def close(self) -> None:
         """Finish what must not be left half done, end all threads, close all documents; the engine stays open."""
+        self._engine.stop_background()  # nothing is to wait for it now
         await self._tenants.finish()
         await self._worker.close()
         await self._threads.close()

@@ -344,6 +344,23 @@ def test_background_work_has_patience_but_not_for_ever(opened: Callable[..., Sch
     scheduler.cancel(request)
 
 
+def test_background_work_that_is_due_first_goes_before_what_came_first(opened: Callable[..., Scheduler]) -> None:
+    scheduler, seen = opened(), list[str]()
+    request = scheduler.submit(Job(computing(0, 10**6), "a", room=Place()))
+
+    def later(name: str, pieces: int) -> Steps[None]:
+        for _ in range(pieces):
+            yield Alone(lambda: seen.append(name))
+
+    patient = scheduler.submit_background(Job(later("patient", 100)), 60)
+    scheduler.wait(scheduler.submit_background(Job(later("pressing", 3)), 0.01))
+    assert seen == ["pressing"] * 3
+    patient.cancelled = True
+    with pytest.raises(Cancelled):
+        scheduler.wait(patient)
+    scheduler.cancel(request)
+
+
 def test_background_keys_are_bounded_deduplicated_and_survive_errors(opened: Callable[..., Scheduler]) -> None:
     scheduler, done = opened(), []
 

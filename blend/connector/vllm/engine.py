@@ -295,6 +295,9 @@ class VllmEngine:
             tenants=tuple(TenantStats(**stats) for stats in found["tenants"]),
         )
 
+    def stop_background(self) -> None:
+        """Do nothing: what waits in the background is vLLM's worker's, and ends with it."""
+
     def close(self) -> None:
         """End vLLM, which closes the store. Safe to call again."""
         with self._lock:
