@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from concurrent.futures import Future
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
 from blend.serving.steps import Decode, Step, Steps
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -81,6 +84,7 @@ class Job(Generic[T]):
         except StopIteration as end:
             self._outcome: tuple[T | None, BaseException | None] = (end.value, None)
         except BaseException as raised:  # noqa: BLE001 - it is raised again where the outcome is waited for
+            _let_go(raised)
             self._outcome = (None, raised)
         finally:
             del error  # its traceback holds this frame
@@ -88,9 +92,11 @@ class Job(Generic[T]):
         return self.step is not None
 
     def abandon(self, error: BaseException) -> None:
-        """End it where it stands, with this error."""
+        """End it where it stands, with this error. What its end raises is logged."""
         try:
             self.steps.close()
+        except Exception:  # noqa: BLE001 - it has an outcome already
+            _log.exception("a piece of work did not end as it should")
         finally:
             self.step, self._outcome = None, (None, error)
             del error
@@ -106,3 +112,15 @@ class Job(Generic[T]):
                 self.done.set_result(result)  # type: ignore[arg-type]
         finally:
             del error
+
+
+def _let_go(error: BaseException) -> None:
+    """Drop what the frames hold that an error was raised in, and those of the errors that it came from.
+
+    The frames of what has ended hold the canvas, and lead to the job, whose outcome holds the error: a cycle that only
+    the collector would undo.
+    """
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__

@@ -25,10 +25,20 @@ and who decodes waits for it."""
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of one job in a pass."""
+    """So many rows of one job in a pass: the next ones of its step."""
 
     job: Job[Any]
-    rows: Rows
+    rows: int
+
+    @property
+    def step(self) -> Decode | Prefill:
+        """What they are rows of."""
+        assert isinstance(self.job.step, (Decode, Prefill))
+        return self.job.step
+
+    def next_rows(self) -> Rows:
+        """Return them."""
+        return self.step.rows() if isinstance(self.step, Decode) else self.step.rows(self.rows)
 
 
 class Passes:
@@ -69,73 +79,87 @@ class Passes:
         shared = [job for job in jobs if isinstance(job.step, Prefill) and job.step.shared]
         # Where more decode than a pass has rows, those that have waited longest; one row is left for prompts.
         decoding = decoding[: self._max_rows - (bool(shared) and self._max_rows > 1)]
-        parts = [Part(job, job.step.rows()) for job in decoding if isinstance(job.step, Decode)]
+        parts = [Part(job, 1) for job in decoding]
         room = self._slice(jobs) if shared else 0
         room = min(room, self._max_rows - len(parts))
         for job in self._shares.order(shared):
             if room <= 0:
                 break
             assert isinstance(job.step, Prefill)
-            parts.append(Part(job, job.step.rows(room)))
-            room -= len(parts[-1].rows)
+            parts.append(Part(job, min(room, job.step.left)))
+            room -= parts[-1].rows
         return parts
 
     def next_slice(self, job: Job[Any], jobs: Sequence[Job[Any]]) -> Part:
         """Return the next slice of a prompt that shares its passes with nobody."""
         assert isinstance(job.step, Prefill)
-        return Part(job, job.step.rows(self._slice(jobs)))
+        return Part(job, min(self._slice(jobs), job.step.left))
 
     def _slice(self, jobs: Sequence[Job[Any]]) -> int:
         """How many rows of prompts a pass may have: few where somebody waits for it who is not in it."""
         wanting = sum(isinstance(job.step, (Alone, Prefill, Decode)) for job in jobs)
         return self._shared_rows if wanting > 1 else self._max_rows
 
-    def run(self, parts: Sequence[Part]) -> list[tuple[Job[Any], BaseException | None]]:
+    def run(self, parts: list[Part]) -> list[tuple[Job[Any], BaseException | None]]:
         """Run one pass; returns the jobs whose step it ended, and what went wrong with it where something did.
 
-        Where several jobs' rows fail together, each goes by itself, so that only the one at fault fails.
+        Where several jobs' rows fail together, each goes by itself, so that only the one at fault fails. ``parts`` is
+        empty afterwards: from an error's frames others lead to whoever called this, and they would hold the canvases.
         """
         begin = perf_counter()
-        filled = sum(part.rows.canvas.fill_ms for part in parts)
-        logits, tokens, error = self._forward(parts)
-        end = perf_counter()
+        found, error = self._forward(parts, begin)
+        took_ms = (perf_counter() - begin) * 1e3
         if error is not None and len(parts) > 1:
             del error
-            return [ended for part in parts for ended in self.run([part])]
-        if error is None:
-            filled = sum(part.rows.canvas.fill_ms for part in parts) - filled
-            flops = sum(self._speed.flops(part.rows.at.tolist()) for part in parts)
-            self._speed.saw(flops, (end - begin) * 1e3 - filled)
-        ended: list[tuple[Job[Any], BaseException | None]] = []
-        for number, part in enumerate(parts):
-            step = part.job.step
-            assert isinstance(step, (Decode, Prefill))
-            step.waited_ms += (begin - part.job.ready) * 1e3
-            step.took_ms += (end - begin) * 1e3
-            part.job.ready = end
-            if error is not None or logits is None:
-                ended.append((part.job, error))
-                continue
-            self._shares.charge(part.job.tenant, len(part.rows))
-            if isinstance(step, Decode):
-                step.result = tokens[number]
-                ended.append((part.job, None))
-            # A copy of its own: what a request keeps would hold the others' logits too.
-            elif step.passed(len(part.rows), logits[number] if len(parts) == 1 else logits[number].clone()):
-                ended.append((part.job, None))
-        return ended
+            each = [[part] for part in parts]
+            parts.clear()
+            return [ended for one in each for ended in self.run(one)]
+        jobs = [part.job for part in parts if self._over(part, begin, took_ms, found.get(part.job), error)]
+        parts.clear()
+        return [(job, error) for job in jobs]
 
-    def _forward(self, parts: Sequence[Part]) -> tuple[Tensor | None, dict[int, int], BaseException | None]:
-        """Logits ``[len(parts), V]``, and the next token of each part that decodes; or what was raised."""
+    def _over(
+        self, part: Part, begin: float, took_ms: float, found: int | Tensor | None, error: BaseException | None
+    ) -> bool:
+        """Take note of one job's part in a pass that is over; returns whether its step is."""
+        step = part.step
+        step.waited_ms += (begin - part.job.ready) * 1e3
+        step.took_ms += took_ms
+        part.job.ready = begin + took_ms / 1e3
+        if error is not None:
+            return True
+        self._shares.charge(part.job.tenant, part.rows)
+        if isinstance(step, Prefill):
+            assert isinstance(found, Tensor)
+            return step.passed(part.rows, found)
+        assert isinstance(found, int)
+        step.result = found
+        return True
+
+    def _forward(
+        self, parts: Sequence[Part], begin: float
+    ) -> tuple[dict[Job[Any], int | Tensor], BaseException | None]:
+        """What each job gets of a pass: the next token where it decodes, else logits ``[V]``; or what was raised."""
         try:
-            logits = unstopped(self._decoder.forward([part.rows for part in parts]))
-            steps = {number: part.job.step for number, part in enumerate(parts)}
+            filled = sum(part.step.canvas.fill_ms for part in parts)
+            rows = [part.next_rows() for part in parts]
+            logits = unstopped(self._decoder.forward(rows))
+            steps = {number: part.step for number, part in enumerate(parts)}
             samplers = {number: step.sampler for number, step in steps.items() if isinstance(step, Decode)}
             chosen = sampling.choose(logits[list(samplers)], list(samplers.values())) if samplers else []
             synchronize(self._decoder.device)
+            found: dict[Job[Any], int | Tensor] = {
+                parts[number].job: token for number, token in zip(samplers, chosen, strict=True)
+            }
+            took_ms = (perf_counter() - begin) * 1e3
+            filled = sum(part.step.canvas.fill_ms for part in parts) - filled
+            self._speed.saw(sum(self._speed.flops(one.at.tolist()) for one in rows), took_ms - filled)
+            for number in steps.keys() - samplers.keys():
+                # A copy of its own: what a request keeps would hold the others' logits too.
+                found[parts[number].job] = logits[number] if len(parts) == 1 else logits[number].clone()
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever wanted these rows
-            return None, {}, error
-        return logits, dict(zip(samplers, chosen, strict=True)), None
+            return {}, error
+        return found, None
 
     def call(self, job: Job[Any]) -> BaseException | None:
         """Carry out a step that has the model to itself; returns what was raised."""

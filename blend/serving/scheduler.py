@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,11 +51,19 @@ class Scheduler:
         self._estimates: dict[Job[Any], float] = {}
         self._waiting = 0
         self._closed = False
+        self._failure: str | None = None
+        self._jobs = weakref.WeakSet[Job[Any]]()
         self._aside = ThreadPoolExecutor(max_running, thread_name_prefix="blend-load")
         self._thread = threading.Thread(target=self._run, name="blend-compute", daemon=True)
         self._thread.start()
 
     # ----------------------------------------------------------------------------------- from any thread
+
+    @property
+    def alive(self) -> bool:
+        """Whether work is taken: it was not closed, and its thread has not failed."""
+        with self._changed:
+            return not self._closed
 
     @property
     def waiting(self) -> int:
@@ -92,6 +101,7 @@ class Scheduler:
                     )
                 self._waiting += 1
                 self._estimates[job] = job.estimate_ms
+            self._jobs.add(job)
             self._post(lambda: self._arrive(job))
         return job
 
@@ -105,6 +115,7 @@ class Scheduler:
         """
         with self._changed:
             self._check_open()
+            self._jobs.add(job)
             self._post(lambda: self._gaps.push(job, patience))
         return job
 
@@ -142,11 +153,14 @@ class Scheduler:
         """Return once everything has ended, after :meth:`close` and once nothing is to be waited for any more."""
         self._aside.shutdown()
         for job in [*self._running]:
-            self._end(job, Closed("the engine is closed"))
+            self._end(job, self._why_closed())
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("the engine is closed")
+            raise self._why_closed()
+
+    def _why_closed(self) -> Closed:
+        return Closed("the engine is closed" if self._failure is None else f"the engine has failed: {self._failure}")
 
     def _post(self, news: Callable[[], None]) -> None:
         with self._changed:
@@ -159,14 +173,35 @@ class Scheduler:
         try:
             while self._listen():
                 self._round()
-        except Exception:
-            _log.exception("the engine's thread ends")
-            raise
-        finally:
-            with self._changed:
-                self._closed = True
             self._listen()  # what came in last
             self._end_all()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the work
+            _log.exception("the engine's thread ends")
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End all work, for this thread cannot go on. What another thread has in hand is waited for."""
+        with self._changed:
+            self._closed, self._failure = True, repr(error)
+            lost = [job for job in self._jobs if not job.done.done()]
+            self._news.clear()
+            self._estimates.clear()
+            self._waiting = 0
+        self._running.clear()
+        aside = [job for job in lost if isinstance(job.step, Aside)]
+        for job in [job for job in lost if job not in aside]:
+            self._hand_back(job, self._why_closed())
+        self._aside.shutdown(cancel_futures=True)
+        for job in aside:
+            self._hand_back(job, self._why_closed())
+
+    def _hand_back(self, job: Job[Any], error: BaseException | None) -> None:
+        """Give back what a job holds, and tell what came of it, or this error."""
+        if error is not None:
+            job.abandon(error)
+        if job.room is not None:
+            job.room.give()
+        job.tell()
 
     def _listen(self) -> bool:
         """Wait until there is something to do, and take in what has come; returns False once it was closed."""
@@ -230,7 +265,7 @@ class Scheduler:
                 _check_deadline(job, 0.0)
                 if not job.room.take(last=not holding):
                     return
-            except BlendError as error:
+            except Exception as error:  # noqa: BLE001 - it belongs to the request that room was taken for
                 self._leave_queue(job)
                 self._end(job, error)
             else:
@@ -257,10 +292,22 @@ class Scheduler:
         if job.interrupted:
             self._end(job, Cancelled("the request had been told to end"))
         elif isinstance(job.step, Aside):
-            future = self._aside.submit(job.step.function)
-            future.add_done_callback(lambda done: self._post(lambda: self._came_back(job, done)))
+            if (refused := self._put_aside(job, job.step)) is not None:
+                self._go_on(job, refused)
         elif job.decoding:
             self._first_token(job)
+
+    def _put_aside(self, job: Job[Any], step: Aside[Any]) -> ResourceExhausted | None:
+        """Have another thread carry out a step; returns why there is none for it."""
+        done: Future[Any] = Future()
+        try:
+            self._aside.submit(_fulfil, done, step.function)
+        except RuntimeError as error:
+            # It may be queued all the same, and a thread that has become free may run it.
+            if done.cancel():
+                return ResourceExhausted(f"no thread can wait for stored chunks: {error}")
+        done.add_done_callback(lambda done: self._post(lambda: self._came_back(job, done)))
+        return None
 
     def _came_back(self, job: Job[Any], done: Future[Any]) -> None:
         """A step in another thread is over."""
@@ -298,24 +345,30 @@ class Scheduler:
 
     def _end(self, job: Job[Any], error: BaseException | None = None) -> None:
         """A job is over, by itself or with an error from here."""
-        if error is not None:
-            job.abandon(error)
         if job in self._running:
             self._running.remove(job)
         self._shares.leave(job.tenant)
-        if job.room is not None:
-            job.room.give()
         with self._changed:
             self._estimates.pop(job, None)
-        job.tell()
+        self._hand_back(job, error)
 
     def _end_all(self) -> None:
         for job in list(self._queue):
             self._leave_queue(job)
-            self._end(job, Closed("the engine is closed"))
+            self._end(job, self._why_closed())
         for job in [job for job in self._running if not isinstance(job.step, Aside)]:
-            self._end(job, Closed("the engine is closed"))
-        self._gaps.end(Closed("the engine is closed"))
+            self._end(job, self._why_closed())
+        self._gaps.end(self._why_closed())
+
+
+def _fulfil(done: Future[T], function: Callable[[], T]) -> None:
+    """Have a future tell what a function returns or raises, unless it was cancelled."""
+    if not done.set_running_or_notify_cancel():
+        return
+    try:
+        done.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the future
+        done.set_exception(error)
 
 
 def _only(step: Alone[T]) -> Steps[T]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from blend.errors import Cancelled, Closed, DeadlineExceeded, ResourceExhausted
+from blend.model.rows import Rows
 from blend.serving.background import Background
 from blend.serving.job import Job
 from blend.serving.sampling import Sampler
@@ -242,6 +245,31 @@ def test_a_cancelled_request_ends_at_its_next_step_and_lets_go(
     assert place.free == [1]
 
 
+@pytest.mark.parametrize("how", ["cancelled", "late", "failing"])
+def test_a_request_that_ends_early_leaves_no_canvas_to_the_collector(
+    how: str, opened: Callable[..., Scheduler], decoder: FakeDecoder
+) -> None:
+    scheduler, mine = opened(), canvas()
+    held = weakref.ref(mine.k)
+    job = Job(computing(0, 10**6, own=mine), "a", room=Place(), deadline=monotonic() + 0.2 if how == "late" else None)
+    gc.disable()
+    try:
+        scheduler.submit(job)
+        wait_until(lambda: len(decoder.passes) > 3)
+        if how == "cancelled":
+            scheduler.cancel(job)
+        elif how == "failing":
+            decoder.failing = mine
+        error = job.done.exception(30)
+        assert isinstance(error, (Cancelled, DeadlineExceeded, RuntimeError))
+        decoder.passes.clear()
+        decoder.failing = None
+        del mine
+        wait_until(lambda: held() is None)
+    finally:
+        gc.enable()
+
+
 def test_one_that_is_cancelled_while_it_waits_never_begins(opened: Callable[..., Scheduler]) -> None:
     scheduler, begun = opened(), []
 
@@ -413,6 +441,103 @@ def test_closing_ends_everything_and_refuses_what_comes(decoder: FakeDecoder) ->
     with pytest.raises(Closed):
         scheduler.submit_background(Job(computing(1)), 1)
     assert threading.active_count() < before
+
+
+def test_no_thread_to_wait_aside_ends_the_one_request(
+    opened: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, ran = opened(), ["aside"]
+
+    def waiting() -> Steps[str]:
+        return (yield from do(Aside(lambda: str(len(ran)) + ran.pop())))
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        job = scheduler.submit(Job(waiting(), "a", room=Place()))
+        with pytest.raises(ResourceExhausted, match="can't start new thread"):
+            scheduler.wait(job)
+    assert scheduler.wait(scheduler.submit(Job(waiting(), "a", room=Place()))) == "1aside"
+    assert ran == [], "what was refused did not run"
+
+
+class Faulty:
+    """Room that raises what rooms should not."""
+
+    def take(self, last: bool) -> bool:
+        raise ZeroDivisionError
+
+    def give(self) -> None:
+        pass
+
+
+def test_what_only_one_request_is_at_fault_for_ends_only_that_one(opened: Callable[..., Scheduler]) -> None:
+    scheduler = opened()
+
+    class BadRows(Decode):
+        def rows(self) -> Rows:
+            raise MemoryError("no rows")
+
+    def bad() -> Steps[None]:
+        yield BadRows(canvas(), 0, 0, Sampler(Sampling()))
+
+    def stubborn() -> Steps[None]:
+        try:
+            yield from computing(0, 10**6)
+        finally:
+            raise ValueError("not in order")
+
+    with busy(scheduler):
+        good = [scheduler.submit(Job(computing(4, 5), "a", room=Place())) for _ in range(2)]
+        failing = scheduler.submit(Job(bad(), "a", room=Place()))
+        refused = scheduler.submit(Job(computing(1), "a", room=Faulty()))
+        late = scheduler.submit(Job(stubborn(), "a", room=Place(), deadline=monotonic() + 0.05))
+    with pytest.raises(MemoryError, match="no rows"):
+        scheduler.wait(failing)
+    with pytest.raises(ZeroDivisionError):
+        scheduler.wait(refused)
+    with pytest.raises((ValueError, DeadlineExceeded)):
+        scheduler.wait(late)
+    assert [scheduler.wait(job) for job in good] == [[4, 5, 6, 7, 8]] * 2
+    assert scheduler.alive
+
+
+def test_when_the_thread_fails_all_work_ends_and_nobody_hangs(
+    decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, gate, places = idle(decoder, max_running=2), threading.Event(), [Place() for _ in range(3)]
+
+    def waiting() -> Steps[None]:
+        yield Aside(lambda: gate.wait(60))
+
+    def computing_later() -> Steps[None]:
+        yield Alone(lambda: None)
+
+    running = scheduler.submit(Job(computing(0, 10**6), "a", room=places[0]))
+    aside = scheduler.submit(Job(waiting(), "a", room=places[1]))
+    wait_until(lambda: isinstance(aside.step, Aside))
+    queued = scheduler.submit(Job(computing(1), "a", room=places[2]))
+    later = scheduler.submit_background(Job(computing_later()), 60)
+    assert scheduler.alive
+
+    def fail() -> None:
+        raise ZeroDivisionError("a fault of the engine")
+
+    monkeypatch.setattr(scheduler, "_begin", fail)
+    wait_until(lambda: not scheduler.alive)
+    for job in (running, queued, later):
+        with pytest.raises(Closed, match="has failed: ZeroDivisionError"):
+            job.done.result(30)
+    gate.set()
+    with pytest.raises(Closed, match="has failed"):
+        aside.done.result(30)
+    with pytest.raises(Closed, match="has failed"):
+        scheduler.call(lambda: None)
+    assert [place.free for place in places] == [[1], [1], [2]]
+    scheduler.close()
+    scheduler.join()
 
 
 def test_the_engine_s_thread_does_not_wait_for_itself(opened: Callable[..., Scheduler]) -> None:
