@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic, perf_counter
@@ -82,6 +82,18 @@ class Scheduler:
         with self._changed:
             return sum(self._estimates.values())
 
+    def _until_begun_ms(self, job: Job[Any]) -> float:
+        """How long others will have the engine before a new job's first token, as far as that is known.
+
+        Tenants have equal shares: until this one's work is done, each other has as much, or all that it wants.
+        """
+        with self._changed:
+            work = defaultdict[str, float](float)
+            for other, estimate_ms in self._estimates.items():
+                work[other.tenant] += estimate_ms
+        before = work.pop(job.tenant, 0.0)
+        return before + sum(min(theirs, before + job.estimate_ms) for theirs in work.values())
+
     def submit(self, job: Job[T]) -> Job[T]:
         """Take a job. One that needs room is a request, and waits for its turn to begin; any other begins at once.
 
@@ -90,8 +102,8 @@ class Scheduler:
             DeadlineExceeded: the job's deadline would pass before its first token.
             ResourceExhausted: too many wait already.
         """
+        _check_deadline(job, self._until_begun_ms(job))
         backlog = self.backlog_ms()
-        _check_deadline(job, backlog)
         with self._changed:
             self._check_open()
             if job.room is not None:

@@ -321,6 +321,28 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(opened: Callable[..., 
     scheduler.wait(in_time)
 
 
+def test_a_deadline_is_held_against_a_tenant_s_share_not_against_others_floods(
+    opened: Callable[..., Scheduler],
+) -> None:
+    scheduler = opened()
+
+    def asked(tenant: str, seconds: float) -> Job[list[int]]:
+        job = Job(computing(1), tenant, room=Place(), deadline=monotonic() + seconds, estimate_ms=1_000)
+        return scheduler.submit(job)
+
+    with busy(scheduler):
+        jobs = [scheduler.submit(Job(computing(1), "flood", room=Place(), estimate_ms=20_000)) for _ in range(5)]
+        with pytest.raises(DeadlineExceeded, match="about 101000 ms"):
+            asked("flood", 90)
+        with pytest.raises(DeadlineExceeded, match="about 2000 ms"):
+            asked("small", 1.5)
+        jobs += [asked("small", 60), asked("small", 60)]
+        with pytest.raises(DeadlineExceeded, match="about 6000 ms"):
+            asked("small", 5)
+    for job in jobs:
+        scheduler.wait(job)
+
+
 def test_a_queue_that_is_full_refuses_with_a_hint(opened: Callable[..., Scheduler]) -> None:
     scheduler = opened(max_waiting=2)
     with busy(scheduler):
