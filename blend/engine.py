@@ -458,6 +458,11 @@ class Engine:
             tenants=tenant_stats(self.store),
         )
 
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests: it was not closed, and its thread has not failed."""
+        return not self._closed and self._scheduler.alive
+
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until no background precompute is left (``timeout`` in seconds); returns whether that is so."""
         return self._misses.wait_idle(timeout)

@@ -15,12 +15,15 @@ from blend.config import ServerConfig
 from blend.errors import BlendError, InvalidConfig
 from blend_server import flags
 
+_FAILED_SECONDS = 1.0
+"""How often the server is asked whether it has failed: a handler of signals cannot wait for two things."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``blend-server`` with ``argv`` (default: the process's arguments); returns the exit status.
 
-    Prints one line with the bound address once it serves. Status: 0 after a clean stop, 1 if it cannot start, 2
-    for a wrong setting, 130 when interrupted while it starts.
+    Prints one line with the bound address once it serves. Status: 0 after a clean stop, 1 if it cannot start
+    or its engine fails, 2 for a wrong setting, 130 when interrupted while it starts.
     """
     arguments = flags.parser().parse_args(argv)
     logging.basicConfig(
@@ -53,10 +56,11 @@ def _serve(config: ServerConfig, ready_file: str | None) -> int:
         sys.stdout.flush()
         if ready_file is not None:
             _write_atomically(Path(ready_file), f"{server.address}\n")
-        stopped.wait()
+        while not stopped.wait(_FAILED_SECONDS) and not server.failed.is_set():
+            pass
     finally:
         server.stop()
-    return 0
+    return 1 if server.failed.is_set() else 0
 
 
 def _stop_on_signals(stopped: threading.Event) -> None:

@@ -66,6 +66,11 @@ class ServedEngine(Protocol):
         """Return figures."""
         ...
 
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests; once it does not, it never will again."""
+        ...
+
     def stop_background(self) -> None:
         """Drop work that nobody waits for, and take no more of it."""
         ...

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 
 import grpc
@@ -27,6 +27,8 @@ from blend_server.service import BlendService
 logger = logging.getLogger("blend_server")
 
 _GRACE_SECONDS = 1.0  # for what is on its way to clients when the last call has ended
+_ALIVE_SECONDS = 1.0
+"""How often the engine is asked whether it is alive."""
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["BlendService"].full_name
 
@@ -37,6 +39,9 @@ class BlendServer:
     Args:
         config: all settings; documents, indexes and stored KV live below ``config.path`` unless the engine's store
             names a directory of its own.
+
+    Attributes:
+        failed: set when the engine has failed. Health says so by then, and all that is left is to stop.
     """
 
     def __init__(self, config: ServerConfig | None = None) -> None:
@@ -46,6 +51,7 @@ class BlendServer:
         self._stop = asyncio.Event()
         self._resources = ExitStack()
         self._port = 0
+        self.failed = threading.Event()
 
     @property
     def address(self) -> str:
@@ -127,7 +133,7 @@ class BlendServer:
             await server.start()
             await checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
             started.set_result(port)
-            await self._stop.wait()
+            await self._told_to_stop(service, checks)
             # Watchers of the health service stay connected as long as they like, so the drain counts our own calls.
             await checks.enter_graceful_shutdown()
             drained = await in_flight.drain(self.config.drain_seconds)
@@ -136,6 +142,16 @@ class BlendServer:
             await service.close()
             await gate.close()
         logger.info("event=stopped drained=%s", str(drained).lower())
+
+    async def _told_to_stop(self, service: BlendService, checks: health.aio.HealthServicer) -> None:
+        """Return once the server is to stop. Where its engine fails before, health says so."""
+        while not self._stop.is_set():
+            if not service.alive and not self.failed.is_set():
+                logger.error("event=failed reason=engine")
+                await checks.enter_graceful_shutdown()
+                self.failed.set()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _ALIVE_SECONDS)
 
 
 def _server(config: ServerConfig, edge: Edge) -> grpc.aio.Server:

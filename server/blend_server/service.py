@@ -67,6 +67,11 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         """
         await self._tenants.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether there is an engine that takes requests."""
+        return self._engine.alive
+
     async def close(self) -> None:
         """Finish what must not be left half done, end all threads, close all documents; the engine stays open."""
         self._engine.stop_background()  # nothing is to wait for it now

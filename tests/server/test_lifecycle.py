@@ -24,6 +24,7 @@ from blend.errors import Closed, InvalidConfig
 from blend.types import Answer, Plan
 from blend_server.__main__ import main
 from blend_server.client import Client, Document, ServiceError
+from blend_server.engines import open_engine
 from blend_server.server import SERVICE_NAME, BlendServer
 
 LIGHT = Document("light", "The lighthouse was built in 1888.", "Lighthouse")
@@ -110,6 +111,56 @@ def test_a_stop_cancels_what_outlives_the_drain(start: Start) -> None:
             list(stream)
         hold.set()
     assert raised.value.code in {"CANCELLED", "UNAVAILABLE"}
+
+
+def test_a_server_whose_engine_fails_says_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[Any] = []
+
+    def opened(settings: ServerConfig) -> Any:
+        engines.append(open_engine(settings))
+        return engines[-1]
+
+    def fail() -> None:
+        raise ZeroDivisionError("a fault of the engine")
+
+    monkeypatch.setattr("blend_server.server.open_engine", opened)
+    server = start()
+    with Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
+        ingest(client, LIGHT)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+        assert next(watch).status == SERVING
+        assert not server.failed.is_set()
+        monkeypatch.setattr(engines[0]._scheduler, "_begin", fail)
+        with pytest.raises(ServiceError, match="failed") as raised:
+            client.ask("When?")
+        assert raised.value.code == "UNAVAILABLE"
+        assert next(watch).status == NOT_SERVING
+        wait_for(server.failed.is_set)
+
+
+class Failing:
+    """A server whose engine fails at once."""
+
+    address = "127.0.0.1:1"
+
+    def __init__(self, settings: ServerConfig) -> None:
+        self.failed = threading.Event()
+
+    def start(self) -> None:
+        self.failed.set()
+
+    def stop(self) -> None:
+        pass
+
+
+def test_the_command_fails_when_its_engine_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blend_server.server.BlendServer", Failing)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert main(["--data-dir", str(tmp_path)]) == 1
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def test_documents_and_their_kv_outlive_the_server(start: Start) -> None:

@@ -295,6 +295,11 @@ class VllmEngine:
             tenants=tuple(TenantStats(**stats) for stats in found["tenants"]),
         )
 
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests: it was not closed, and vLLM has not died."""
+        return not self._closed and not self._llm.errored
+
     def stop_background(self) -> None:
         """Do nothing: what waits in the background is vLLM's worker's, and ends with it."""
 
