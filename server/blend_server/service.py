@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, AsyncIterable
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from time import monotonic, perf_counter, time
 
@@ -44,8 +44,8 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
     """Serves one engine and the documents of all tenants, on one event loop.
 
     Answers are generated together; documents go in and out one after another, from one thread. Requests for the
-    engine are refused beyond ``config.max_queue``. Whose documents a call is about is never in its message: it goes by
-    :data:`blend_server.auth.caller`.
+    engine are refused beyond ``config.max_queue``: answers that are not generated yet, and documents that come in, each
+    for itself. Whose documents a call is about is never in its message: it goes by :data:`blend_server.auth.caller`.
     """
 
     def __init__(self, engine: ServedEngine, embedder: Embedder, config: ServerConfig, gate: Gate) -> None:
@@ -87,14 +87,12 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         async with self._tenants.use(caller.get().tenant) as tenant:
             yield tenant
 
-    @asynccontextmanager
-    async def _engine_for(self) -> AsyncGenerator[Tenant, None]:
-        """The tenant that a call comes from, with a place in the queue before the engine."""
-        name = caller.get().tenant
-        share = self._places.hold(name) if self._places is not None else nullcontext()
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """A place in the queue before the engine, for the tenant that a call comes from."""
+        share = self._places.hold(caller.get().tenant) if self._places is not None else nullcontext()
         with share, self._worker.admit():
-            async with self._tenant() as tenant:
-                yield tenant
+            yield
 
     # ------------------------------------------------------------------------------------------- documents
 
@@ -103,12 +101,13 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
     ) -> AsyncGenerator[pb.IngestProgress, None]:
         """Take documents; see the proto file."""
         index = 0
-        async with self._engine_for() as tenant:
+        async with self._tenant() as tenant:
             async for document in request_iterator:
-                async with aclosing(tenant.ingestion.ingest(document)) as stages:
-                    async for stage in stages:
-                        stage.index, stage.document_id = index, document.id
-                        yield stage
+                with self._place():
+                    async with aclosing(tenant.ingestion.ingest(document)) as stages:
+                        async for stage in stages:
+                            stage.index, stage.document_id = index, document.id
+                            yield stage
                 index += 1
 
     async def ListDocuments(
@@ -152,7 +151,10 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         k = convert.count(request, "k", self._config.rag.top_k, most=convert.MAX_PASSAGES)
         sampling = convert.sampling_from_proto(request, self._config.rag.max_new_tokens)
         plan = convert.plan_from_proto(request.plan)
-        async with self._engine_for() as tenant:
+        async with AsyncExitStack() as held:
+            place = held.enter_context(ExitStack())
+            place.enter_context(self._place())
+            tenant = await held.enter_async_context(self._tenant())
             passages, retrieve_ms = await self._passages(tenant, question, k)
             if request.HasField("passage_order_seed"):
                 random.Random(request.passage_order_seed).shuffle(passages)

@@ -479,16 +479,20 @@ def test_random_bytes_on_the_port_do_no_harm(guarded: Guarded) -> None:
         assert code(client.stats) == "OK"
 
 
-def test_a_refusal_for_now_says_when_to_try_again(start: Callable[..., BlendServer]) -> None:
+def test_a_refusal_for_now_says_when_to_try_again(
+    start: Callable[..., BlendServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = start(max_queue=1)
     done = threading.Event()
+    embed = Library.embed
 
-    def waiting() -> Iterable[Document]:
-        yield LIGHT
+    def slow(*arguments: Any) -> Any:
         done.wait(30)
+        return embed(*arguments)
 
+    monkeypatch.setattr(Library, "embed", slow)
     with Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
-        streams = [client.ingest(waiting()) for _ in range(2)]
+        streams = [client.ingest([LIGHT]) for _ in range(2)]
         for stream in streams:
             next(stream)
         with pytest.raises(ServiceError) as refused:

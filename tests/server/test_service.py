@@ -382,7 +382,7 @@ def test_what_reads_the_catalog_leaves_the_event_loop_alone(client: Client, monk
     assert all(name.startswith("blend-library") for name in threads)
 
 
-def test_requests_that_hold_the_engine_are_counted_and_bounded(start: Callable[..., BlendServer]) -> None:
+def test_an_ingestion_that_waits_for_its_client_holds_no_place(start: Callable[..., BlendServer]) -> None:
     server = start(max_queue=1)
     done = threading.Event()
 
@@ -391,7 +391,31 @@ def test_requests_that_hold_the_engine_are_counted_and_bounded(start: Callable[.
         done.wait(30)
 
     with Client(server.address) as client:
-        streams = [client.ingest(waiting()) for _ in range(2)]
+        streams = [client.ingest(waiting()) for _ in range(3)]
+        for stream in streams:
+            while next(stream).WhichOneof("stage") not in {"stored", "unchanged"}:
+                pass
+        assert client.ask("When?", plan=QUERY, max_new_tokens=1).report.tokens > 0
+        assert client.stats().queue.requests == 0
+        done.set()
+        for stream in streams:
+            list(stream)
+
+
+def test_requests_that_hold_the_engine_are_counted_and_bounded(
+    start: Callable[..., BlendServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(max_queue=1)
+    done = threading.Event()
+    embed = Library.embed
+
+    def slow(*arguments: Any) -> Any:
+        done.wait(30)
+        return embed(*arguments)
+
+    monkeypatch.setattr(Library, "embed", slow)
+    with Client(server.address) as client:
+        streams = [client.ingest([LIGHT]) for _ in range(2)]
         for stream in streams:
             next(stream)
         assert client.stats().queue.requests == 2

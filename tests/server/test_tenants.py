@@ -347,20 +347,23 @@ def test_a_quota_of_kv_holds_for_each_tenant(house: House, tiny_model_dir: Path)
 # ------------------------------------------------------------------------------------------------- floods
 
 
-def test_a_flood_of_one_tenant_leaves_places_for_another(house: House) -> None:
-    house.open(max_queue=7)
+def test_a_flood_of_one_tenant_leaves_places_for_another(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.open(max_queue=5)
     done = threading.Event()
+    embed = Library.embed
 
-    def waiting() -> Iterable[Document]:
-        yield document("plan")
-        done.wait(60)
+    def slow(library: Library, *arguments: Any) -> Any:
+        if library.namespace == "acme":
+            done.wait(60)
+        return embed(library, *arguments)
 
+    monkeypatch.setattr(Library, "embed", slow)
     acme, umbrella = house.client("acme"), house.client("umbrella")
     streams = []
-    for _ in range(4):
-        streams.append(acme.ingest(waiting()))
+    for _ in range(3):
+        streams.append(acme.ingest([document("plan")]))
         next(streams[-1])
-    with pytest.raises(ServiceError, match="tenant 'acme' holds 4 places") as raised:
+    with pytest.raises(ServiceError, match="tenant 'acme' holds 3 places") as raised:
         acme.ask("When?")
     assert raised.value.code == "RESOURCE_EXHAUSTED"
     assert ends(umbrella, document("other"))[0].WhichOneof("stage") == "stored"

@@ -83,7 +83,8 @@ class BlendServiceServicer:
         storage lost it, or another model is served now): that is computed again. A document that cannot be taken
         (`Failed`) does not end the stream and changes nothing: an earlier one with its id stays.
 
-        The stream counts as one request for the queue. It may stay open; documents are acknowledged as they finish.
+        Each document counts as one request for the queue until it is done. The stream may stay open; documents are
+        acknowledged as they finish.
         Cancelling it drops the document at hand; finished ones stay.
 
         Errors that end the stream
