@@ -87,8 +87,11 @@ def stream(served: Vllm) -> Iterator[Beside]:
     beside.end()
 
 
-def test_tokens_of_others_come_while_a_request_is_blended(served: Vllm, native: Engine, stream: Beside) -> None:
+def test_tokens_of_others_come_while_a_request_is_blended(served: Vllm, native: Engine) -> None:
     prompt = prompt_of(900, native)
+    served.ask(Ask(prompt, PLAN))  # its chunks are in memory from here on
+    served.forget_prefixes()
+    stream = Beside(served, Prompt([tiny.prompt(seed=3).segments[0]]))
     before = stream.tokens("stream")
     stream.add("blended", prompt, PLAN, 2)
     stream.until(lambda: stream.tokens("blended"))
@@ -100,6 +103,7 @@ def test_tokens_of_others_come_while_a_request_is_blended(served: Vllm, native: 
     entry = stream.outputs["blended"].outputs[0].logprobs[0]
     wanted = theirs.logits.log_softmax(-1)
     assert max(abs(entry[token].logprob - float(wanted[token])) for token in range(len(wanted))) <= 1e-3
+    stream.end()
 
 
 def test_what_decodes_meanwhile_is_not_disturbed(served: Vllm, native: Engine, stream: Beside) -> None:
