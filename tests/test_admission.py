@@ -78,16 +78,14 @@ def test_a_request_waits_for_the_memory_that_a_running_one_gives_back(
         prompt = tiny.prompt(2, length=20)
         engine.prefill(prompt, Plan("full"), reserve=30)
         need = engine.stats().scratch.largest_bytes
-        room = need
-        monkeypatch.setattr(memory, "available", lambda device: room)
+        held = engine._admission._rooms
+        monkeypatch.setattr(memory, "available", lambda device: 0 if held else need)  # the first one has it all
         arrived: list[AnswerStream] = []
         waiting: list[int] = []
         forward = engine.decoder.forward
 
         def meanwhile(*arguments: Any, **options: Any) -> Any:
-            nonlocal room
             if not arrived:
-                room = 0  # the first one has it all
                 arrived.append(engine.stream(prompt, max_new_tokens=30, plan=Plan("full")))
             waiting.append(engine.stats().waiting)
             return forward(*arguments, **options)
@@ -95,7 +93,6 @@ def test_a_request_waits_for_the_memory_that_a_running_one_gives_back(
         monkeypatch.setattr(engine.decoder, "forward", meanwhile)
         first = engine.stream(prompt, max_new_tokens=30, plan=Plan("full"))
         answer = list(first)[-1]
-        room = need
         assert list(arrived[0])[-1].token_ids == answer.token_ids  # type: ignore[union-attr]
         assert set(waiting[: len(answer.token_ids)]) == {1}  # type: ignore[union-attr]
 
