@@ -172,6 +172,8 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
             )
             stream = self._worker.stream(events)
             context.add_done_callback(lambda _: stream.cancel())
+            # Whoever reads slowly keeps no place: what is still to be read is no longer than the answer.
+            stream.ended.add_done_callback(lambda _: place.close())
             shown = [convert.passage_to_proto(passage) for passage in passages]
             yield pb.AnswerEvent(passages=pb.Passages(passages=shown, retrieve_ms=retrieve_ms))
             async for event in stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -139,27 +140,48 @@ class AnswerEvents:
 
     def __init__(self, answer: AnswerStream) -> None:
         self._answer = answer
+        self._events: deque[Token | Answer] = deque()
+        self._error: BaseException | None = None
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done once nothing more will come from the engine, whether or not anybody has read what came."""
         answer.on_change(self._tell)
 
     def _tell(self) -> None:
         with suppress(RuntimeError):  # the loop is closed, and nobody reads any more
-            self._loop.call_soon_threadsafe(self._changed.set)
+            self._loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        try:
+            while found := self._answer.take():  # what ended the answer comes after its last event
+                self._events.extend(found)
+        except BaseException as error:  # noqa: BLE001 - whoever iterates gets it
+            self._error = error
+        if self._answer.over and not self.ended.done():
+            self.ended.set_result(None)
+        self._changed.set()
 
     def cancel(self) -> None:
         """End the generation at its next step."""
         self._answer.close()
-        self._changed.set()
+        self._events.clear()
+        self._take()
 
     async def __aiter__(self) -> AsyncGenerator[Token | Answer, None]:
-        with self._answer:
-            while not self._answer.over:
+        try:
+            while True:
+                while self._events:
+                    yield self._events.popleft()
+                if self.ended.done():
+                    break
                 await self._changed.wait()
                 self._changed.clear()
-                while found := self._answer.take():  # what ended the answer comes after its last event
-                    for event in found:
-                        yield event
+            if self._error is not None:
+                raise self._error
+        finally:
+            self._error = None
+            self.cancel()
 
 
 class Stream(Generic[T]):
@@ -179,6 +201,8 @@ class Stream(Generic[T]):
         self._submitted = perf_counter()
         self._job = self._loop.run_in_executor(pool, self._produce)
         self._job.add_done_callback(self._finish)
+        self.ended: asyncio.Future[None] = self._job
+        """Done once nothing more will come from the iterator, whether or not anybody has read what came."""
 
     def _produce(self) -> None:
         self.waited_ms = (perf_counter() - self._submitted) * 1e3

@@ -123,6 +123,37 @@ async def test_an_error_comes_after_the_events_before_it(engine: Cancels) -> Non
 
 
 @pytest.mark.asyncio
+async def test_an_answer_that_is_generated_has_ended_though_nobody_has_read_it(engine: Cancels) -> None:
+    events = AnswerEvents(engine.stream)
+    engine.put(1)
+    await asyncio.sleep(0.01)
+    assert not events.ended.done()
+    engine.put(2)
+    engine.job.done.set_result(ANSWER)
+    await asyncio.wait_for(events.ended, 10)
+    assert [event async for event in aiter(events)] == [Token(1, ""), Token(2, ""), ANSWER]
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_failed_or_was_cancelled_has_ended() -> None:
+    failed, left = Cancels(), Cancels()
+    events = [AnswerEvents(failed.stream), AnswerEvents(left.stream)]
+    failed.job.done.set_exception(LookupError("gone"))
+    events[1].cancel()
+    await asyncio.wait_for(asyncio.gather(*(stream.ended for stream in events)), 10)
+    with pytest.raises(LookupError, match="gone"):
+        await anext(aiter(events[0]))
+    assert [event async for event in aiter(events[1])] == []
+
+
+@pytest.mark.asyncio
+async def test_items_of_an_iterator_have_ended_though_nobody_has_read_them(worker: Worker) -> None:
+    stream = worker.stream(iter([Token(1, ""), ANSWER]))
+    await asyncio.wait_for(stream.ended, 10)
+    assert [event async for event in aiter(stream)] == [Token(1, ""), ANSWER]
+
+
+@pytest.mark.asyncio
 async def test_ending_the_iteration_cancels_the_generation(engine: Cancels) -> None:
     engine.put(1)
     generated = aiter(AnswerEvents(engine.stream))
