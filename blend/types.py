@@ -34,6 +34,9 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 """Most characters of one of them."""
 
+MIN_TEMPERATURE = 1e-5
+"""Below this temperature tokens are not drawn: nothing but the likeliest would be, and float32 would overflow."""
+
 _SEGMENTS = "Chunk, Part and Text segments"
 
 
@@ -205,7 +208,7 @@ class Sampling:
     """How an answer's tokens are chosen, and when it ends. The default is greedy.
 
     Args:
-        temperature: what logits are divided by, 0 to 100; 0 takes the likeliest token always.
+        temperature: what logits are divided by, 0 to 100; below 1e-5 the likeliest token is taken always.
         top_p: tokens are drawn from the likeliest ones that have this share together, above 0, at most 1.
         top_k: and from so many of the likeliest ones at most; 0: all.
         seed: of the request's own generator, 0 to 2^63 - 1; the same seed gives the same answer. ``None``: any.

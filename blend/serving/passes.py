@@ -134,6 +134,7 @@ class Passes:
             return step.passed(part.rows, found)
         assert isinstance(found, int)
         step.result = found
+        step.sampler.taken()
         return True
 
     def _forward(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from blend.types import Sampling
+from blend.types import MIN_TEMPERATURE, Sampling
 
 
 class Sampler:
@@ -27,22 +27,34 @@ class Sampler:
         self._sampling = sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         self._generator = torch.Generator().manual_seed(seed)
+        self._uniform: float | None = None
 
     @property
     def greedy(self) -> bool:
         """Whether it takes the likeliest token always."""
-        return self._sampling.temperature == 0.0
+        return self._sampling.temperature < MIN_TEMPERATURE
 
     def choose(self, logits: Tensor) -> int:
         """Return the next token's id from ``logits`` ``[V]`` float32."""
+        token = self.propose(logits)
+        self.taken()
+        return token
+
+    def propose(self, logits: Tensor) -> int:
+        """Return what :meth:`choose` would. Until it is :meth:`taken`, it is drawn by the same number again."""
         if self.greedy:
             return int(logits.argmax())
-        uniform = float(torch.rand((), generator=self._generator, dtype=torch.float64))
+        if self._uniform is None:
+            self._uniform = float(torch.rand((), generator=self._generator, dtype=torch.float64))
         sums = self.probabilities(logits).double().cumsum(0)
         # Rounding may leave the last sum below the number that was drawn, or a cut token's sum equal to it.
-        drawn = torch.searchsorted(sums, uniform * sums[-1], right=True)
+        drawn = torch.searchsorted(sums, self._uniform * sums[-1], right=True)
         last = torch.searchsorted(sums, sums[-1])
         return int(torch.minimum(drawn, last))
+
+    def taken(self) -> None:
+        """Take note that the token is part of the answer: the next one is drawn by another number."""
+        self._uniform = None
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return what tokens are drawn by, ``[V]`` float32, not scaled to a sum of 1; those that are cut are 0.
@@ -66,13 +78,13 @@ class Sampler:
 
 
 def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
-    """Return the next token of each of B requests from ``[B, V]`` float32; only ids leave the device.
+    """Return what each of B requests' samplers proposes from ``[B, V]`` float32; only ids leave the device.
 
     The greedy ones are brought to the host together.
     """
     greedy = [i for i, sampler in enumerate(samplers) if sampler.greedy]
     likeliest = dict(zip(greedy, logits[greedy].argmax(-1).tolist(), strict=True)) if greedy else {}
-    return [likeliest[i] if i in likeliest else sampler.choose(logits[i]) for i, sampler in enumerate(samplers)]
+    return [likeliest[i] if i in likeliest else sampler.propose(logits[i]) for i, sampler in enumerate(samplers)]
 
 
 class StopText:

@@ -52,12 +52,31 @@ def test_cuts_leave_the_likeliest_tokens() -> None:
     assert (whole > 0).tolist() == [False, True, True, True, False]
 
 
-@given(st.floats(1e-3, 100), st.floats(0.01, 1), st.integers(0, 12), st.integers(0, 2**63 - 1))
+@given(st.floats(0, 100) | st.floats(0, 1e-3), st.floats(0.01, 1), st.integers(0, 12), st.integers(0, 2**63 - 1))
 def test_what_is_drawn_is_never_what_was_cut(temperature: float, top_p: float, top_k: int, seed: int) -> None:
     sampling = Sampling(temperature, top_p, top_k, seed)
+    if Sampler(sampling).greedy:
+        assert set(drawn(sampling, count=20)) == {1}
+        return
     allowed = Sampler(sampling).probabilities(LOGITS) > 0
     assert allowed.any()
     assert all(allowed[token] for token in drawn(sampling, count=20))
+
+
+@pytest.mark.parametrize("temperature", [1e-50, 9e-6, 1e-5, 2e-5])
+def test_next_to_no_temperature_takes_the_likeliest(temperature: float) -> None:
+    assert set(drawn(Sampling(temperature=temperature, seed=0))) == {1}
+    assert set(drawn(Sampling(temperature=temperature, seed=0), LOGITS * 1e4)) == {1}
+
+
+def test_a_token_that_was_not_taken_is_drawn_by_the_same_number_again() -> None:
+    sampler, once = Sampler(Sampling(temperature=5.0, seed=1)), Sampler(Sampling(temperature=5.0, seed=1))
+    found = []
+    for _ in range(50):
+        (token,) = {sampler.propose(LOGITS) for _ in range(3)}
+        sampler.taken()
+        found.append(token)
+    assert found == [once.choose(LOGITS) for _ in range(50)]
 
 
 def test_requests_choose_each_by_its_own_settings() -> None:

@@ -208,6 +208,29 @@ def test_one_bad_request_does_not_fail_those_in_its_pass(
     assert [scheduler.wait(job) for job in good] == [[4, 5, 6]] * 2
 
 
+def test_one_bad_request_changes_no_token_of_those_in_its_pass(
+    opened: Callable[..., Scheduler], decoder: FakeDecoder
+) -> None:
+    class Bad(Sampler):
+        def propose(self, logits: torch.Tensor) -> int:
+            raise MemoryError("no room for probabilities")
+
+    def drawing(sampler: Sampler) -> Steps[list[int]]:
+        own, found = canvas(), list[int]()
+        for position in range(5):
+            found.append((yield from do(Decode(own, 0, position, sampler))))
+        return found
+
+    scheduler, sampling = opened(), Sampling(temperature=50.0, seed=3)
+    alone = scheduler.wait(scheduler.submit(Job(drawing(Sampler(sampling)), "a")))
+    with busy(scheduler):
+        good = scheduler.submit(Job(drawing(Sampler(sampling)), "a"))
+        bad = scheduler.submit(Job(drawing(Bad(sampling)), "a"))
+    with pytest.raises(MemoryError):
+        scheduler.wait(bad)
+    assert scheduler.wait(good) == alone
+
+
 def test_an_error_is_raised_where_the_step_stands_and_can_be_handled_there(opened: Callable[..., Scheduler]) -> None:
     scheduler = opened()
 
