@@ -103,28 +103,29 @@ class Queue:
             idle: whether the engine has nothing else to do. Only then is the store waited for, and are chunks encoded.
         """
         end = perf_counter() + seconds
-        while not self._pace.over(end):
+        while True:  # once at least: however short a step's share is, work goes on
             left = end - perf_counter()
             for entry in list(self._entries)[:_AHEAD]:
                 if entry.filling is None:
                     entry.filling = self._finder.submit(self._blender.find, entry.job)
-            if not self._entries:
-                if not (idle and self._encode(left)):
-                    return
-                continue
-            entry = self._entries[0]
-            assert entry.filling is not None
-            if entry.task is None:
-                if idle:
-                    wait([entry.filling], left)
-                if not all(self._shards.everywhere([entry.filling.done()])):
-                    return
-                entry.begun = perf_counter()
-                entry.task = Task(partial(self._work, entry), self._pace)
-                left = end - perf_counter()
-            if entry.task.go_on(left):
-                self._entries.popleft()
-                self._ended.add(entry.job.request_id)
+            going = self._go_on(self._entries[0], left, idle) if self._entries else idle and self._encode(left)
+            if not going or self._pace.over(end):
+                return
+
+    def _go_on(self, entry: _Entry, left: float, idle: bool) -> bool:
+        """Go on with the first request; returns whether there was anything to do but to wait for the store."""
+        assert entry.filling is not None
+        if entry.task is None:
+            if idle:
+                wait([entry.filling], left)
+            if not all(self._shards.everywhere([entry.filling.done()])):
+                return False
+            entry.begun = perf_counter()
+            entry.task = Task(partial(self._work, entry), self._pace)
+        if entry.task.go_on(left):
+            self._entries.popleft()
+            self._ended.add(entry.job.request_id)
+        return True
 
     def _work(self, entry: _Entry) -> None:
         """Fill a request's blocks, at full prefill where blending fails; what fails even so is said."""
