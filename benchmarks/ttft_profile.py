@@ -188,11 +188,13 @@ class Profile:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._engine.decoder.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # The engine computes in a thread of its own.
+        everybody = torch.profiler._ExperimentalConfig(profile_all_threads=True)
         self._recorder.traced = True
         try:
             with (
                 recorded(self._engine.decoder, self._recorder),
-                torch.profiler.profile(activities=activities) as profiler,
+                torch.profiler.profile(activities=activities, experimental_config=everybody) as profiler,
             ):
                 run(self._engine, self._prompt, self._wanted, self._recorder)
         finally:
