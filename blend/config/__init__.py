@@ -5,6 +5,7 @@ from __future__ import annotations
 from blend.config.connector import ConnectorConfig
 from blend.config.engine import KERNELS, MAX_THREADS, EngineConfig
 from blend.config.mooncake import MOONCAKE_ADMIN_PORT, MOONCAKE_PROTOCOLS, MooncakeConfig
+from blend.config.operations import LOG_FORMATS, LOG_LEVELS, OperationsConfig
 from blend.config.rag import RagConfig
 from blend.config.residency import MAX_NODE_NAME, RESIDENCY_LOOPBACK, ResidencyConfig, ResidencySource
 from blend.config.security import SecurityConfig, TlsConfig
@@ -15,6 +16,8 @@ from blend.config.vllm import VllmEngineConfig
 
 __all__ = [
     "KERNELS",
+    "LOG_FORMATS",
+    "LOG_LEVELS",
     "MAX_NODE_NAME",
     "MAX_TENANT",
     "MAX_THREADS",
@@ -28,6 +31,7 @@ __all__ = [
     "GiB",
     "MiB",
     "MooncakeConfig",
+    "OperationsConfig",
     "RagConfig",
     "ResidencyConfig",
     "ResidencySource",

@@ -34,6 +34,12 @@ def is_address(value: object) -> bool:
     return bool(host) and is_port(port) and int(port) > 0
 
 
+def is_listening(value: object) -> bool:
+    """Whether a value is ``host:port`` to listen at, where port 0 takes a free one."""
+    host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return bool(colon and host) and is_port(port)
+
+
 def is_port(text: str) -> bool:
     """Whether a text is a port's number, 0 included."""
     return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 65536

@@ -6,8 +6,9 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blend.config.checks import at_least, is_port
+from blend.config.checks import at_least, is_listening
 from blend.config.engine import EngineConfig
+from blend.config.operations import OperationsConfig
 from blend.config.rag import RagConfig
 from blend.config.security import SecurityConfig
 from blend.config.units import MiB, cache_dir
@@ -17,6 +18,10 @@ from blend.errors import InvalidConfig
 _LISTEN = (
     "a loopback address, such as 127.0.0.1; wider with TLS and an access file, or with insecure_listen "
     "(--insecure-listen) where everyone on the network may read, change and delete everything"
+)
+_METRICS_LISTEN = (
+    "a loopback address, such as 127.0.0.1; wider with insecure_listen (--insecure-listen) where everyone on the "
+    "network may read the figures of all tenants"
 )
 
 
@@ -31,6 +36,8 @@ class ServerConfig:
         max_message_bytes: largest gRPC message.
         drain_seconds: how long a shutdown waits for running requests.
         security: who may call, and encryption. Without both, only an address of this machine is listened on.
+        operations: metrics, logs and traces. Their page of metrics, which asks nobody who it is, is served beyond this
+            machine only where ``security.insecure_listen`` is set.
         engine, rag: their own settings.
         vllm: has vLLM generate in place of the native engine; ``engine`` then holds what both have: model, dtype, sink,
             kernels and store. ``None`` means the native engine.
@@ -45,16 +52,20 @@ class ServerConfig:
     max_message_bytes: int = 16 * MiB
     drain_seconds: int = 20
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    operations: OperationsConfig = field(default_factory=OperationsConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     rag: RagConfig = field(default_factory=RagConfig)
     vllm: VllmEngineConfig | None = None
 
     def __post_init__(self) -> None:
-        host, colon, port = self.address.rpartition(":")
-        if not colon or not host or not is_port(port):
+        if not is_listening(self.address):
             raise InvalidConfig("address", self.address, "host:port with a port from 0 to 65535")
-        if not (is_loopback(host) or self.security.closed or self.security.insecure_listen):
+        wide = self.security.insecure_listen
+        if not (_stays_here(self.address) or self.security.closed or wide):
             raise InvalidConfig("address", self.address, _LISTEN)
+        metrics = self.operations.metrics_address
+        if metrics is not None and not (_stays_here(metrics) or wide):
+            raise InvalidConfig("operations.metrics_address", metrics, _METRICS_LISTEN)
         at_least("max_queue", self.max_queue, 1, "requests")
         at_least("max_message_bytes", self.max_message_bytes, 1024, "bytes")
         at_least("drain_seconds", self.drain_seconds, 0, "seconds")
@@ -68,6 +79,10 @@ class ServerConfig:
     def path(self) -> Path:
         """The service's data directory."""
         return Path(self.data_dir).expanduser() if self.data_dir is not None else cache_dir() / "server"
+
+
+def _stays_here(address: str) -> bool:
+    return is_loopback(address.rpartition(":")[0])
 
 
 def is_loopback(host: str) -> bool:
