@@ -10,6 +10,7 @@ from blend.config.rag import RagConfig
 from blend.config.residency import MAX_NODE_NAME, RESIDENCY_LOOPBACK, ResidencyConfig, ResidencySource
 from blend.config.security import SecurityConfig, TlsConfig
 from blend.config.server import ServerConfig, is_loopback
+from blend.config.shadow import ShadowConfig
 from blend.config.store import MAX_TENANT, PREFETCH_POLICIES, WRITE_POLICIES, StoreConfig
 from blend.config.units import GiB, MiB, cache_dir
 from blend.config.vllm import VllmEngineConfig
@@ -37,6 +38,7 @@ __all__ = [
     "ResidencySource",
     "SecurityConfig",
     "ServerConfig",
+    "ShadowConfig",
     "StoreConfig",
     "TlsConfig",
     "VllmEngineConfig",

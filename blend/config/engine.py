@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from blend.config.checks import at_least, one_of
+from blend.config.shadow import ShadowConfig
 from blend.config.store import StoreConfig
 from blend.errors import InvalidConfig
 
@@ -34,6 +35,7 @@ class EngineConfig:
         threads: CPU threads for torch; ``None`` leaves torch's own setting.
         recompute_misses: whether a chunk that was missing is encoded for later, after its request.
         store: the tiered store.
+        shadow: which requests are compared with full prefill after their answer.
     """
 
     model: str = "smollm2-135m"
@@ -48,6 +50,7 @@ class EngineConfig:
     threads: int | None = None
     recompute_misses: bool = True
     store: StoreConfig = field(default_factory=StoreConfig)
+    shadow: ShadowConfig = field(default_factory=ShadowConfig)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:

@@ -74,6 +74,8 @@ class ServerConfig:
                 raise InvalidConfig("device", self.engine.device, "auto with vLLM, which is built for one kind")
             if self.engine.threads is not None:
                 raise InvalidConfig("threads", self.engine.threads, "none with vLLM, which reads OMP_NUM_THREADS")
+            if self.engine.shadow.share > 0:
+                raise InvalidConfig("shadow.share", self.engine.shadow.share, "0 with vLLM, which compares nothing")
 
     @property
     def path(self) -> Path:
