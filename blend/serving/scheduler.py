@@ -218,7 +218,7 @@ class Scheduler:
     def _listen(self) -> bool:
         """Wait until there is something to do, and take in what has come; returns False once it was closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._news) or not self._seconds(), self._seconds())
+            self._changed.wait_for(lambda: self._closed or bool(self._news) or self._seconds() == 0.0, self._seconds())
             news, closed = list(self._news), self._closed
             self._news.clear()
         for one in news:
