@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from bound import Rate
 from rich.table import Table
 from ttft_targets import MISSED, Verdict
-from vllm_bound import Rate
 from vllm_load import FEW, MOST
 from vllm_phases import PARTS, Latencies, Pair, Throughput
 

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from made_up import sentences
+
 from blend import Chunk, Prompt, Text
 
 MOST = 0.98
@@ -21,13 +23,6 @@ POOL = 2
 """How many times as many passages are stored as a prompt has."""
 
 Tokenize = Callable[[str], Sequence[int]]
-
-_WHO = "a clockmaker,the river guild,a printer,two surveyors,the harbour office,a glass works,an astronomer".split(",")
-_DID = "rebuilt,sold,measured,described,lost,copied,moved,repaired,inspected,painted,borrowed,catalogued".split(",")
-_KIND = "iron,wooden,narrow,public,northern,unfinished,famous,second,stone,little-known,floating,private".split(",")
-_WHAT = "bridge,archive,lighthouse,canal,mill,observatory,market hall,map,ferry,kiln,tower,library".split(",")
-_WHERE = "Arden,Bellmoor,Castel,Dunwick,Eastry,Farholt,Gravel Bay,Hexley,Ilmar,Jorvik,Kestrel,Lindow".split(",")
-_WHY = "after a flood,for a low price,before the war,on a wet morning,without leave,by candlelight".split(",")
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Mix:
         if self._missed:
             passages.insert(self._count // 2, self._passage(f"own {number}", self._missed))
         header = self._text("header", "Answer the question from the passages. ", self._header)
-        asked = f"\n{number}. Question: " + _sentences(f"question {number}", self._question)
+        asked = f"\n{number}. Question: " + sentences(f"question {number}", self._question)
         return Request(Prompt([header, *passages, self._text(f"question {number}", asked, self._question)]), stored)
 
     def stream(self, number: int, tokens: int) -> Prompt:
@@ -85,22 +80,9 @@ class Mix:
 
     def _ids(self, name: str, text: str, tokens: int) -> Sequence[int]:
         """Exactly so many tokens of ``text``, made longer by sentences."""
-        return tuple(self._tokenize(text + _sentences(name, tokens)))[:tokens]
+        return tuple(self._tokenize(text + sentences(name, tokens)))[:tokens]
 
 
 def _split(around: int) -> tuple[int, int]:
     header = min(HEADER, around // 3)
     return header, around - header
-
-
-def _sentences(name: str, words: int) -> str:
-    """A made-up text of at least so many words, always the same for a name."""
-    draw = random.Random(name)
-    made: list[str] = []
-    count = 0
-    while count < words:
-        who, did, kind, what, where, why = (draw.choice(of) for of in (_WHO, _DID, _KIND, _WHAT, _WHERE, _WHY))
-        year, item = draw.randint(1500, 1999), draw.randint(1, 9999)
-        made.append(f"In {year} {who} {did} the {kind} {what} of {where} {why}, as item {item} says.")
-        count += len(made[-1].split())
-    return " ".join(made)

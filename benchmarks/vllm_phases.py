@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from vllm_bound import Load, Rate, blended_seconds, decode_seconds, rate_of
+from bound import Load, Rate, blended_seconds, decode_seconds, rate_of
 from vllm_load import Mix, Request
 from vllm_served import Answer, Served, check_blended, check_full
 

@@ -49,9 +49,9 @@ from typing import Any
 import ttft_targets
 import vllm_figures as figures
 import vllm_phases as phases
+from bound import Load
 from rich.console import Console
 from rich.table import Table
-from vllm_bound import Load
 from vllm_load import FEW, MOST, Mix
 from vllm_served import Served, serve
 

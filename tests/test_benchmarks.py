@@ -33,8 +33,9 @@ with pytest.MonkeyPatch.context() as _patching:
     ttft, ttft_plot, ttft_profile, ttft_targets = (
         importlib.import_module(name) for name in ("ttft", "ttft_plot", "ttft_profile", "ttft_targets")
     )
-    vllm_bound, vllm_figures, vllm_load, vllm_phases, vllm_served, vllm_ttft = (
-        importlib.import_module(f"vllm_{name}") for name in ("bound", "figures", "load", "phases", "served", "ttft")
+    bound = importlib.import_module("bound")
+    vllm_figures, vllm_load, vllm_phases, vllm_served, vllm_ttft = (
+        importlib.import_module(f"vllm_{name}") for name in ("figures", "load", "phases", "served", "ttft")
     )
 
 
@@ -482,8 +483,8 @@ def test_lengths_without_room_for_a_question_are_refused() -> None:
 
 
 def test_full_prefills_rate_is_what_its_times_are_made_of() -> None:
-    wanted = vllm_bound.Rate(row=1e-3, key=2e-7)
-    rate = vllm_bound.rate_of({n: [wanted.seconds(range(n))] for n in (1000, 2000, 4000)})
+    wanted = bound.Rate(row=1e-3, key=2e-7)
+    rate = bound.rate_of({n: [wanted.seconds(range(n))] for n in (1000, 2000, 4000)})
     assert (rate.row, rate.key) == (pytest.approx(1e-3), pytest.approx(2e-7))
     assert rate.seconds([3999]) - rate.seconds([0]) == pytest.approx(3999 * 2e-7)
 
@@ -496,14 +497,14 @@ def _report(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_requests_bound_is_its_rows_at_full_prefills_rate() -> None:
-    rate = vllm_bound.Rate(row=1.0, key=0.01)
+    rate = bound.Rate(row=1.0, key=0.01)
     rows = rate.seconds([*range(10), *range(20, 28), *range(90, 100)])
-    assert vllm_bound.blended_seconds(_report(), 100, rate) == pytest.approx(rows)
-    probed = vllm_bound.blended_seconds(_report(charged_ratio=0.2), 100, rate)
+    assert bound.blended_seconds(_report(), 100, rate) == pytest.approx(rows)
+    probed = bound.blended_seconds(_report(charged_ratio=0.2), 100, rate)
     assert probed == pytest.approx(rows + 8 * rate.seconds([99]))
     everything = _report(recomputed_positions=[*range(90)], selected=80, charged_ratio=1.0)
-    assert vllm_bound.blended_seconds(everything, 100, rate) == pytest.approx(rate.seconds(range(100)))
-    assert vllm_bound.decode_seconds(vllm_bound.Load(32, 8, 8), 0.5) == 14.0
+    assert bound.blended_seconds(everything, 100, rate) == pytest.approx(rate.seconds(range(100)))
+    assert bound.decode_seconds(bound.Load(32, 8, 8), 0.5) == 14.0
 
 
 def _answer(**changes: Any) -> Any:
@@ -559,7 +560,7 @@ class _Stepped:
 def test_a_load_keeps_as_many_requests_under_way_as_it_should() -> None:
     served, mix = _Stepped(), _mix(300)
     asked = [mix.request(number) for number in range(7)]
-    seconds, answers = vllm_phases._closed_loop(served, asked, None, vllm_bound.Load(7, 3, 4))
+    seconds, answers = vllm_phases._closed_loop(served, asked, None, bound.Load(7, 3, 4))
     assert seconds >= 0 and served.most == 3 and served.settled == 1
     assert [len(answer.stamps) for answer in answers] == [4] * 7
 
