@@ -27,5 +27,6 @@ def parse_size(text: str, most: int = MOST_BYTES) -> int:
 
 def show_size(nbytes: int) -> str:
     """Return a size in the largest unit that divides it, for :func:`parse_size` to read."""
-    unit, scale = max(((u, s) for u, s in _UNITS.items() if nbytes % s == 0), key=lambda pair: pair[1])
+    fitting = [(unit, scale) for unit, scale in _UNITS.items() if nbytes % scale == 0 and scale <= max(nbytes, 1)]
+    unit, scale = max(fitting, key=lambda pair: pair[1])
     return f"{nbytes // scale}{unit.replace('IB', 'iB')}"

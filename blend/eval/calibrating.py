@@ -10,7 +10,7 @@ from blend.engine import Engine
 from blend.errors import InvalidInput, ResourceExhausted
 from blend.eval import curves, fidelity
 from blend.eval.datasets import Example
-from blend.eval.names import unknown
+from blend.names import unknown
 from blend.eval.perf import TIERS, Workload, leave_in
 from blend.eval.prompts import chunks_of
 from blend.eval.runner import lost, recorded

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from blend.errors import InvalidInput
 from blend.eval.metrics import METRICS
-from blend.eval.names import unknown
+from blend.names import unknown
 from blend.eval.plan import Planned
 from blend.eval.summary import correct, groups, pairs
 from blend.eval.values import Against, Results, Row

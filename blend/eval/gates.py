@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from blend.errors import InvalidInput
 from blend.eval.comparison import Compared, name_of
 from blend.eval.metrics import METRICS
-from blend.eval.names import unknown
+from blend.names import unknown
 from blend.eval.values import Results, Row
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from blend.errors import InvalidInput
-from blend.eval.decoding import decode, encode
+from blend.decoding import decode, encode
 from blend.eval.results import dumps, held
 from blend.eval.values import VERSION, Environment, Heatmap, Identity, PromptKey, Record
 

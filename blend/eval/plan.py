@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from blend.errors import InvalidInput
 from blend.eval import methods
-from blend.eval.names import unknown
+from blend.names import unknown
 from blend.types import PLAIN_METHODS
 
 WITHOUT_RATIO = (*PLAIN_METHODS, "auto", "closed-book")

@@ -16,7 +16,7 @@ from itertools import pairwise, permutations
 
 from blend.errors import InvalidInput
 from blend.eval.datasets import Example
-from blend.eval.names import unknown
+from blend.names import unknown
 from blend.eval.prompts import Asked
 from blend.eval.values import Level
 from blend.rag.chunking import render_chunk

@@ -13,14 +13,12 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
-import yaml
-
 from blend.config import EngineConfig
 from blend.errors import InvalidInput, NotFound
 from blend.eval import methods
-from blend.eval.decoding import decode, encode, hints
+from blend.decoding import decode, encode, hints, read_yaml
 from blend.eval.metrics import METRICS
-from blend.eval.names import unknown
+from blend.names import unknown
 
 AnySettings = TypeVar("AnySettings", bound="CommandSettings")
 
@@ -203,9 +201,10 @@ def from_yaml(kind: type[CommandSettings], path: str) -> dict[str, object]:
     if not Path(path).is_file():
         raise NotFound("settings file", path)
     try:
-        raw = yaml.load(Path(path).read_text("utf-8"), _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidInput(path, " ".join(str(error).split()), "YAML in UTF-8") from error
+        text = Path(path).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(path, str(error), "YAML in UTF-8") from error
+    raw = read_yaml(text, path)
     if raw is None:
         return {}
     if not isinstance(raw, dict):
@@ -220,20 +219,6 @@ def from_yaml(kind: type[CommandSettings], path: str) -> dict[str, object]:
             raise InvalidInput(f"{path}: {name}", "twice", "each setting once")
         given[name] = _value(kind, name, value, f"{path}: {name}")
     return given
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the library has no types
-    """Reads plain values alone, and refuses a key that stands twice, of which YAML would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping of a node."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
-            seen.add(str(key.value))
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
 
 
 def _value(kind: type[CommandSettings], name: str, value: object, where: str) -> Any:

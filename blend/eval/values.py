@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from blend.errors import InvalidInput
-from blend.eval.decoding import decode, encode
+from blend.decoding import decode, encode
 from blend.eval.stats import Estimate
 
 VERSION = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from blend.config import ServerConfig
 from blend.errors import BlendError, InvalidConfig
-from blend_server import flags
+from blend_server import settings
 
 _FAILED_SECONDS = 1.0
 """How often the server is asked whether it has failed: a handler of signals cannot wait for two things."""
@@ -23,19 +23,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``blend-server`` with ``argv`` (default: the process's arguments); returns the exit status.
 
     Prints one line with the bound address once it serves. Status: 0 after a clean stop, 1 if it cannot start
-    or its engine fails, 2 for a wrong setting, 130 when interrupted while it starts.
+    or its engine fails, 2 for wrong settings, with a line on standard error for each, 130 when interrupted while it
+    starts. With ``--check-config`` it prints the settings in YAML and serves nothing: status 0 or 2.
     """
-    arguments = flags.parser().parse_args(argv)
+    arguments = settings.parser().parse_args(argv)
+    try:
+        found = settings.read(arguments, os.environ)
+        if arguments.check_config:
+            found.check_files()
+            sys.stdout.write(settings.shown(found))
+            return 0
+    except settings.Refused as refused:
+        sys.stderr.writelines(f"blend-server: {error}\n" for error in refused.errors)
+        return 2
     logging.basicConfig(
-        level=arguments.log_level.upper(),
+        level=found.config.log_level.upper(),
         stream=sys.stderr,
         format="time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S%z",
     )
     try:
-        return _serve(flags.config(arguments), arguments.ready_file)
+        return _serve(found.config.service, found.config.ready_file)
     except InvalidConfig as error:
-        sys.stderr.write(f"blend-server: {flags.in_flags(error)}\n")
+        sys.stderr.write(f"blend-server: {found.renamed(error)}\n")
         return 2
     except (BlendError, OSError) as error:
         sys.stderr.write(f"blend-server: {error}\n")
@@ -44,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _serve(config: ServerConfig, ready_file: str | None) -> int:
+def _serve(config: ServerConfig, ready_file: str | Path | None) -> int:
     from blend_server.server import BlendServer  # brings torch, which --help and wrong settings need not wait for
 
     server = BlendServer(config)

@@ -33,7 +33,7 @@ from typing import Literal, TypeAlias
 import yaml
 
 from blend.errors import InvalidConfig, InvalidInput
-from blend.eval.decoding import decode
+from blend.decoding import decode
 from blend.sizes import parse_size
 from blend_server.tokens import NAME, NAMES, Hash
 

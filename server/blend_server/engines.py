@@ -94,7 +94,7 @@ def open_engine(config: ServerConfig) -> ServedEngine:
     if config.vllm is None:
         return _native(settings)
     if importlib.util.find_spec("vllm") is None:
-        raise InvalidConfig("engine", "vllm", "native, for vLLM is not installed: pip install 'blendkv[vllm]'")
+        raise InvalidConfig("vllm", "vllm", "native, for vLLM is not installed: pip install 'blendkv[vllm]'")
     from blend.connector.vllm.engine import VllmEngine
 
     return VllmEngine(settings, config.vllm)

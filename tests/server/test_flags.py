@@ -16,9 +16,8 @@ from blend.config import (
     TlsConfig,
     VllmEngineConfig,
 )
-from blend.errors import InvalidConfig
-from blend_server import flags
 from blend_server.__main__ import main
+from blend_server.settings import Refused, parser, read
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 def settings(*arguments: str) -> ServerConfig:
-    return flags.config(flags.parser().parse_args(arguments))
+    return read(parser().parse_args(arguments), {}).config.service
 
 
 def test_without_flags_the_defaults_hold() -> None:
@@ -131,8 +130,8 @@ def test_security() -> None:
             ["--address", "0.0.0.0:1"],
             ["--address: got '0.0.0.0:1'", "a loopback", "TLS and an access file", "--insecure-listen"],
         ),
-        (["--tls-cert", "c"], ["--tls-key: got None", "both --tls-cert and --tls-key"]),
-        (["--tls-client-ca", "c"], ["--tls-cert: got None", "both"]),
+        (["--tls-cert", "c"], ["--tls-key: got None", "FILE, with --tls-cert"]),
+        (["--tls-client-ca", "c"], ["--tls-cert, --tls-key: got None", "FILE, with --tls-client-ca"]),
         (["--tls-cert", "", "--tls-key", "k"], ["--tls-cert: got ''", "PEM"]),
         (["--access-file", ""], ["--access-file: got ''"]),
         (["--audit-file", ""], ["--audit-file: got ''"]),
@@ -173,13 +172,31 @@ def test_wrong_values_are_named_with_what_is_allowed(
         (["--top-k", "9" * 5000], "--top-k: got '999"),
         (["--drain-seconds", "-1"], "--drain-seconds: got '-1'; allowed: a whole number"),
         (["--top-k", "\u00b2"], "--top-k: got '\u00b2'; allowed: a whole number"),
-        (["--log-level", "loud"], "--log-level: invalid choice: 'loud'"),
-        (["--mooncake"], "--mooncake: expected one argument"),
-        (["--moon\nshine"], r"unrecognized arguments: --moon\nshine"),
-        (["--residency", "x"], "--residency"),
+        (["--log-level", "loud"], "--log-level: got 'loud'; allowed: debug, info, warning, error"),
     ],
 )
 def test_what_is_no_value_at_all_is_told_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("blend-server: ")
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert len(said) < 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mooncake"], "--mooncake: expected one argument"),
+        (["--moon\nshine"], r"unrecognized arguments: --moon\nshine"),
+        (["--host-byte", "1GiB"], "unrecognized arguments: --host-byte 1GiB; --host-bytes is the nearest"),
+        (["--residency", "x"], "unrecognized arguments: --residency x"),
+        (["--insecure-listen=yes"], "--insecure-listen"),
+    ],
+)
+def test_what_is_no_flag_is_told_in_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as raised:
@@ -244,7 +261,7 @@ def test_a_secret_that_cannot_be_one_is_refused(secret: Path, kind: str, capsys:
 def test_a_secret_of_another_user_is_refused(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    with pytest.raises(InvalidConfig, match=f"of user {own}.*belongs to you"):
+    with pytest.raises(Refused, match=f"of user {own}.*belongs to you"):
         settings("--secret-file", str(secret))
 
 
@@ -269,6 +286,11 @@ def test_vllm() -> None:
     assert made.engine.dtype == "bfloat16"
 
 
+def test_how_much_is_computed_together() -> None:
+    engine = settings("--shared-rows", "128", "--max-running", "8", "--max-waiting", "16").engine
+    assert (engine.shared_rows, engine.max_running, engine.max_waiting) == (128, 8, 16)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -289,7 +311,5 @@ def test_flags_that_are_wrong_for_the_engine(
 
 @pytest.mark.parametrize("text", ["[]", "{", "1"])
 def test_arguments_of_vllm_are_a_json_object(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main(["--engine", "vllm", "--vllm-args", text])
-    assert raised.value.code == 2
+    assert main(["--engine", "vllm", "--vllm-args", text]) == 2
     assert "--vllm-args" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from blend.errors import InvalidInput
 from blend.eval.datasets.questions import Example, Found
 from blend.eval.datasets.records import Record
-from blend.eval.names import unknown
+from blend.names import unknown
 
 FIELDS = ("id", "question", "answers", "passages", "title", "text", "gold")
 """What can be named. The last three are looked for in each passage."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from blend.errors import InvalidInput, NotFound
 from blend.eval.datasets.records import Record
-from blend.eval.names import unknown
+from blend.names import unknown
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _OPTIONS = ("config", "revision")

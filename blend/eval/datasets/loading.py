@@ -16,7 +16,7 @@ from blend.eval.datasets import cacheblend, demo, hotpot, hub, jsonfile, musique
 from blend.eval.datasets import fields as mapped
 from blend.eval.datasets.questions import Dataset, Example, Found, digest, spread
 from blend.eval.datasets.records import Record
-from blend.eval.names import unknown
+from blend.names import unknown
 
 NAMES = ("demo", *needle.KINDS)
 """The data sets that need no file."""

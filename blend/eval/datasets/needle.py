@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from blend.errors import InvalidInput
 from blend.eval.datasets.questions import Example, Found, Passage, spread
-from blend.eval.names import unknown
+from blend.names import unknown
 
 NEEDLES = 4
 """Keys, values, or variables of a chain, where a kind has several."""

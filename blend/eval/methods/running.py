@@ -8,7 +8,7 @@ from blend.engine import Engine
 from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
 from blend.eval.methods.oracle import Oracle, Progress, Reference
 from blend.eval.methods.released import Released
-from blend.eval.names import unknown
+from blend.names import unknown
 from blend.recompute.planner import DEFAULT_RATIO
 from blend.recompute.prefill import Repair
 from blend.recompute.select import methods

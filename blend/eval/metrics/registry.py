@@ -10,7 +10,7 @@ from typing import Literal
 
 from blend.errors import InvalidInput
 from blend.eval.metrics import text
-from blend.eval.names import unknown
+from blend.names import unknown
 
 MODULES = Path(__file__).parent / "modules"
 """Where the ``evaluate`` modules lie, one directory a text metric."""

@@ -7,22 +7,25 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import yaml
+
 from blend.errors import InvalidInput
-from blend.eval.names import unknown
+from blend.names import unknown
 
 T = TypeVar("T")
 
-_SCALARS = {str: "a text", bool: "true or false", int: "an integer", float: "a finite number"}
+_SCALARS = {str: "a text", bool: "true or false", int: "an integer", float: "a finite number", Path: "a path"}
 
 
 def decode(kind: type[T], value: object, where: str) -> T:
     """Return ``value``, as JSON or YAML has it, as a ``kind``.
 
-    Known kinds: dataclasses, ``str``, ``bool``, ``int``, ``float``, ``Literal``, tuples, ``Mapping`` with names as
-    keys, unions of these, and ``object`` for what is kept as it is. Integers pass for floats, booleans for nothing
-    else.
+    Known kinds: dataclasses, ``str``, ``bool``, ``int``, ``float``, ``Path``, ``Literal``, tuples, ``Mapping`` with
+    names as keys, unions of these, and ``object`` or ``Any`` for what is kept as it is. Integers pass for floats,
+    booleans for nothing else.
 
     Args:
         where: the place of the value, for errors.
@@ -45,6 +48,39 @@ def encode(value: object) -> Any:
     return value
 
 
+def read_yaml(text: str, where: str) -> object:
+    """Return what a text in YAML says, as plain values alone.
+
+    Args:
+        where: the place of the text, for errors.
+
+    Raises:
+        InvalidInput: it is no YAML, or a key stands twice in one mapping.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # Never the line itself, which may hold what is nobody's business.
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        at = f"line {mark.line + 1}: " if mark is not None else ""
+        said = problem or " ".join(str(error).split())
+        raise InvalidInput(where, f"{at}{said}", "YAML, each key once in its mapping") from None
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the library has no types
+    """Refuses a key that stands twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+            seen.add(str(key.value))
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
 def hints(kind: type) -> dict[str, Any]:
     """Return the annotations of a dataclass, resolved, by field."""
     return _hints(kind)
@@ -57,7 +93,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _decode(kind: Any, value: object, where: str) -> Any:
     origin = get_origin(kind)
-    if kind is object:
+    if kind is object or kind is Any:
         return value
     if is_dataclass(kind):
         return _dataclass(kind, value, where)
@@ -79,6 +115,8 @@ def _scalar(kind: Any, value: object, where: str) -> Any:
         number = _as_float(value)
         if math.isfinite(number):
             return number
+    elif kind is Path and isinstance(value, str):
+        return Path(value)
     elif type(value) is kind:
         return value
     raise InvalidInput(where, value, _SCALARS.get(kind, "nothing"))
