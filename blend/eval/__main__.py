@@ -14,8 +14,8 @@ from rich.console import Console
 
 from blend.errors import BlendError
 from blend.eval import commands
-from blend.names import unknown
 from blend.eval.settings import add_flags, build, flags
+from blend.names import unknown
 
 _WIDTH = 140  # of tables that go to a file or a pipe
 

@@ -10,12 +10,12 @@ from blend.engine import Engine
 from blend.errors import InvalidInput, ResourceExhausted
 from blend.eval import curves, fidelity
 from blend.eval.datasets import Example
-from blend.names import unknown
 from blend.eval.perf import TIERS, Workload, leave_in
 from blend.eval.prompts import chunks_of
 from blend.eval.runner import lost, recorded
 from blend.eval.stats import Estimate, bootstrap
 from blend.eval.values import Record
+from blend.names import unknown
 from blend.recompute import machine
 from blend.recompute.calibration import Calibration, Curve, Point, selecting
 from blend.recompute.planner import DEFAULT_RATIO

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from blend.errors import InvalidInput
 from blend.eval.metrics import METRICS
-from blend.names import unknown
 from blend.eval.plan import Planned
 from blend.eval.summary import correct, groups, pairs
 from blend.eval.values import Against, Results, Row
+from blend.names import unknown
 
 _MUST_MATCH = {"model": "models", "dtype": "dtypes", "dataset": "data", "prompts": "prompts"}
 _MUST_BE_SET_ALIKE = ("max_new_tokens",)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from blend.errors import InvalidInput
 from blend.eval.comparison import Compared, name_of
 from blend.eval.metrics import METRICS
-from blend.names import unknown
 from blend.eval.values import Results, Row
+from blend.names import unknown
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from blend.errors import InvalidInput
 from blend.decoding import decode, encode
+from blend.errors import InvalidInput
 from blend.eval.results import dumps, held
 from blend.eval.values import VERSION, Environment, Heatmap, Identity, PromptKey, Record
 

@@ -16,9 +16,9 @@ from itertools import pairwise, permutations
 
 from blend.errors import InvalidInput
 from blend.eval.datasets import Example
-from blend.names import unknown
 from blend.eval.prompts import Asked
 from blend.eval.values import Level
+from blend.names import unknown
 from blend.rag.chunking import render_chunk
 from blend.rag.sentences import sentence_ends, word_ends
 from blend.types import Chunk, Prompt

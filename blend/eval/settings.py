@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from blend.config import EngineConfig
+from blend.decoding import decode, encode, hints, read_yaml
 from blend.errors import InvalidInput, NotFound
 from blend.eval import methods
-from blend.decoding import decode, encode, hints, read_yaml
 from blend.eval.metrics import METRICS
 from blend.names import unknown
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from blend.errors import InvalidInput
 from blend.decoding import decode, encode
+from blend.errors import InvalidInput
 from blend.eval.stats import Estimate
 
 VERSION = 1

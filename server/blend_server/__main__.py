@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.writelines(f"blend-server: {error}\n" for error in refused.errors)
         return 2
     logging.basicConfig(
-        level=found.config.log_level.upper(),
+        level=found.config.operations.log_level.upper(),
         stream=sys.stderr,
         format="time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S%z",

@@ -32,8 +32,8 @@ from typing import Literal, TypeAlias
 
 import yaml
 
-from blend.errors import InvalidConfig, InvalidInput
 from blend.decoding import decode
+from blend.errors import InvalidConfig, InvalidInput
 from blend.sizes import parse_size
 from blend_server.tokens import NAME, NAMES, Hash
 

@@ -131,7 +131,7 @@ def test_all_that_is_wrong_with_files_is_told_at_once(check: Check, site: dict[s
     names = [line.removeprefix("blend-server: ").partition(": got")[0] for line in err]
     assert sorted(names) == sorted(
         [
-            "--access-file: tokens[0]",
+            "--access-file: access.tokens[0]",
             "--audit-file",
             "--data-dir",
             "--embedding-model",

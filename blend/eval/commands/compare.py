@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from blend.decoding import encode
 from blend.errors import InvalidInput
 from blend.eval import gates, results
 from blend.eval.comparison import Compared, compare, name_of, only_in
-from blend.decoding import encode
 from blend.eval.metrics import METRICS
 from blend.eval.settings import CommandSettings, setting
 from blend.eval.tables import chance, signed, worth

@@ -18,12 +18,12 @@ from blend.eval import journal, results, streams, zipf
 from blend.eval.bars import bar
 from blend.eval.environment import environment
 from blend.eval.measuring import identity, load_dataset
-from blend.names import unknown
 from blend.eval.perf import Bench, Workload, tiered_engine, warm_up, workload
 from blend.eval.plan import plan
 from blend.eval.prompts import digest
 from blend.eval.settings import MeasuringSettings, setting
 from blend.eval.values import Perf, PerfPoint, Results
+from blend.names import unknown
 from blend.recompute import select
 from blend.types import Plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import MISSING
@@ -60,13 +61,17 @@ class Building:
         values[place.name] = value
 
     def _is_there(self, place: Place) -> bool:
-        given, inner = self._given.get(place.path), below(self._given, place.path)
+        stated, inner = self._given.get(place.path), below(self._given, place.path)
+        if stated is not None and stated.value is REFUSED:
+            return False
+        if stated is not None and stated.value is not None:
+            return True
         flag = BY_PATH.get(place.path)
-        if flag is None or (given is not None and given.value is not None):
-            return bool(inner) or (given is not None and given.value is not None)
-        if inner and (given is None or given.value is None) and flag.words is not None:
+        if flag is None or flag.words is None:
+            return bool(inner)
+        if inner:
             words = {value is None: word for word, value in flag.words.items()}
-            name = flag.option if given is None else given.name
+            name = flag.option if stated is None else stated.name
             self._errors.append(InvalidConfig(name, words[True], f"{words[False]}, with {self._names(inner)}"))
         return False
 
@@ -115,12 +120,17 @@ def renamed(error: InvalidConfig, given: Mapping[str, Given], path: str = "") ->
     Args:
         path: of the dataclass that raised it.
     """
-    names = []
-    for field in error.field.split(", "):
-        found = locate(field, path)
-        known = found is not None and (PLACES[found].section is None or found in given)
-        names.append(named(found, given) if found is not None and known else field)
-    return InvalidConfig(", ".join(names), error.value, error.allowed)
+    # What follows a colon is about something in a file that the setting names.
+    fields = [error.field] if ": " in error.field else error.field.split(", ")
+    return InvalidConfig(", ".join(_renamed(each, given, path) for each in fields), error.value, error.allowed)
+
+
+def _renamed(field: str, given: Mapping[str, Given], path: str) -> str:
+    found = locate(field, path)
+    if found is None or (PLACES[found].section is not None and found not in given):
+        return field
+    inner = re.search(r"[\[:].*", field)
+    return named(found, given) + (inner[0] if inner is not None else "")
 
 
 def secret(path: str, name: str) -> bytes:

@@ -107,4 +107,3 @@ def _default(flag: Flag) -> str | None:
     if place.default is None or place.default is MISSING or place.default is False:
         return None
     return show_size(place.default) if place.size and isinstance(place.default, int) else str(place.default)
-

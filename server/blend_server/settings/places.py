@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from blend.config import ServerConfig
 from blend.decoding import hints
@@ -23,11 +23,9 @@ class CommandConfig(ServerConfig):
 
     Args:
         ready_file: the bound address is written there once requests are served.
-        log_level: how much is said on standard error.
     """
 
     ready_file: str | Path | None = None
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
     def service(self) -> ServerConfig:

@@ -55,7 +55,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {name: _HIDDEN if _SECRETS.fullmatch(name) else _plain(inner) for name, inner in value.items()}
+        return {name: _HIDDEN if _SECRETS.fullmatch(str(name)) else _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(encode(inner)) for inner in value]
     return value

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeAlias
 
@@ -60,7 +61,7 @@ def from_environment(environ: Mapping[str, str], errors: list[InvalidConfig]) ->
             continue
         with noted(errors):
             if name not in BY_VARIABLE:
-                raise unknown("a variable", name, [CONFIG_VARIABLE, *BY_VARIABLE])
+                raise _unknown_variable(name)
             flag = BY_VARIABLE[name]
             layer[flag.path] = _told(flag, text, name, errors)
     return layer
@@ -102,6 +103,14 @@ def _told(flag: Flag, text: object, name: str, errors: list[InvalidConfig]) -> G
     with noted(errors):
         said = from_text(flag, text, name) if isinstance(text, (str, list)) else text
     return _given(place, said, name, name, errors)
+
+
+def _unknown_variable(name: str) -> InvalidInput:
+    if name == f"{VARIABLES}CONFIG":
+        return InvalidInput("a variable", name, f"{CONFIG_VARIABLE}, which names the file")
+    near = get_close_matches(name, BY_VARIABLE, n=1)
+    what = f"{near[0]} (the nearest)" if near else "the name of a flag in capitals behind it; see --help"
+    return InvalidInput("a variable", name, what)
 
 
 def _given(place: Place, value: object, name: str, origin: str, errors: list[InvalidConfig]) -> Given:

@@ -64,7 +64,36 @@ _SERVING = (
     Flag("max-message-bytes", "max_message_bytes", "largest gRPC message", most=MOST_COUNT),
     Flag("drain-seconds", "drain_seconds", "time for running requests at a stop"),
     Flag("ready-file", "ready_file", "write the bound address here once requests are served"),
-    Flag("log-level", "log_level", "to stderr"),
+)
+_OPERATIONS = (
+    Flag("log-level", "operations.log_level", "least severe messages that go to standard error"),
+    Flag("log-format", "operations.log_format", "how: lines of key=value, or an object of JSON a line"),
+    Flag(
+        "metrics-address",
+        "operations.metrics_address",
+        "where to serve Prometheus metrics of all tenants, unencrypted and to everyone",
+        "HOST:PORT",
+        default="nowhere",
+        ascii=True,
+    ),
+    Flag(
+        "traces",
+        "operations.traces",
+        "OpenTelemetry collector (OTLP over gRPC) that spans are sent to; needs blendkv[otel]",
+        "URL",
+        default="no spans",
+    ),
+    Flag(
+        "shadow-share",
+        "engine.shadow.share",
+        "of the blended requests, how many are also run at full prefill, later, to tell how close they came",
+    ),
+    Flag(
+        "shadow-max-kl",
+        "engine.shadow.max_kl",
+        "mean KL, in nats, from which the method auto runs full prefill",
+        default="nothing stops it",
+    ),
 )
 _SECURITY = (
     Flag("tls-cert", "security.tls.certificate", "the server's certificate and its issuers', in PEM"),
@@ -86,9 +115,7 @@ _SECURITY = (
         "security.insecure_listen",
         "listen beyond this machine even without encryption and an access file",
     ),
-    Flag(
-        "audit-file", "security.audit_file", "a line of JSON for each call; - is standard error", default="none"
-    ),
+    Flag("audit-file", "security.audit_file", "a line of JSON for each call; - is standard error", default="none"),
     Flag("max-open-tenants", "security.max_open_tenants", "tenants whose indexes are kept in memory"),
     Flag(
         "tenant-kv-bytes",
@@ -150,12 +177,8 @@ _MOONCAKE = (
 )
 _RESIDENCY = (
     Flag("residency-node", "engine.store.residency.node", "this server's name; begins to publish", "NAME"),
-    Flag(
-        "residency-publish", "engine.store.residency.publish", "where, such as tcp://10.0.0.7:5557", "ENDPOINT"
-    ),
-    Flag(
-        "residency-replay", "engine.store.residency.replay", "where the last events can be asked for", "ENDPOINT"
-    ),
+    Flag("residency-publish", "engine.store.residency.publish", "where, such as tcp://10.0.0.7:5557", "ENDPOINT"),
+    Flag("residency-replay", "engine.store.residency.replay", "where the last events can be asked for", "ENDPOINT"),
     Flag(
         "residency-follow",
         "engine.store.residency.sources",
@@ -175,6 +198,7 @@ _DOCUMENTS = (
 GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "serving": _SERVING,
     "who may call": _SECURITY,
+    "what an operator sees": _OPERATIONS,
     "model and store": _ENGINE,
     "vLLM as the engine": _VLLM,
     "sharing chunks through a Mooncake store": _MOONCAKE,
