@@ -89,7 +89,8 @@ class Building:
         """Return a dataclass. What it refuses is left out in the next try, to find what else it does."""
         while True:
             try:
-                return kind(**values)
+                made: object = kind(**values)
+                return made
             except InvalidConfig as error:
                 self._errors.append(renamed(error, self._given, path))
                 place = self._blamed(error, kind, path)

@@ -10,7 +10,7 @@ import yaml
 
 from blend.decoding import encode
 from blend.sizes import show_size
-from blend_server.settings.places import Place, within
+from blend_server.settings.places import CommandConfig, Place, within
 from blend_server.settings.reading import Settings
 
 _HIDDEN = "(hidden)"
@@ -24,11 +24,11 @@ def shown(settings: Settings) -> str:
     Behind each value that is no default stands where it is from. Of secrets there is the path of their file; what
     names of another program's settings tell to be one, such as ``hf_token`` of vLLM's, is hidden.
     """
-    return "".join(f"{line}\n" for line in _section(settings, settings.config, "", 0))
+    return "".join(f"{line}\n" for line in _section(settings, CommandConfig, settings.config, "", 0))
 
 
-def _section(settings: Settings, section: object, path: str, depth: int) -> Iterator[str]:
-    for place in within(type(section), path).values():
+def _section(settings: Settings, kind: type, section: object, path: str, depth: int) -> Iterator[str]:
+    for place in within(kind, path).values():
         value = getattr(section, place.name)
         given = settings.given.get(place.path)
         start, told = f"{'  ' * depth}{place.key}:", f"  # {_printable(given.origin)}" if given is not None else ""
@@ -36,7 +36,7 @@ def _section(settings: Settings, section: object, path: str, depth: int) -> Iter
             yield f"{start} {_value(place, value if not place.secret else given and given.value)}{told}"
         else:
             yield start + (told if place.optional else "")
-            yield from _section(settings, value, place.path, depth + 1)
+            yield from _section(settings, place.section, value, place.path, depth + 1)
 
 
 def _value(place: Place, value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def _given(place: Place, value: object, name: str, origin: str, errors: list[Inv
 def _text(path: str, name: str) -> str:
     allowed = f"a file in UTF-8 of at most {_MAX_NBYTES} bytes"
     try:
-        file = Path(path).expanduser()
+        file = Path(os.path.expanduser(path))
         if not file.is_file():
             raise InvalidConfig(name, path, f"{allowed}, which is there")
         if (size := file.stat().st_size) > _MAX_NBYTES:
@@ -135,8 +136,8 @@ def _text(path: str, name: str) -> str:
         return file.read_text("utf-8")
     except OSError as error:
         raise InvalidConfig(name, f"{path}, {error.strerror}", allowed) from error
-    except (UnicodeDecodeError, RuntimeError) as error:  # no UTF-8; no such user's directory
-        raise InvalidConfig(name, f"{path}, {error}", allowed) from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(name, f"{path}, byte {error.start}", allowed) from error
 
 
 def _flatten(found: object, path: str, file: str, layer: Layer, errors: list[InvalidConfig]) -> None:

@@ -56,9 +56,8 @@ def checked(place: Place, value: object, where: str) -> Any:
         return None
     if place.secret:
         return decode(str, value, where)
-    if place.size and isinstance(value, str):
-        value = _size(value, where)
-    made = decode(place.kind, value, where)
+    given = _size(value, where) if place.size and isinstance(value, str) else value
+    made = decode(place.kind, given, where)
     if type(made) is int:
         _check_number(place, flag, value, made, where)
     elif isinstance(made, str) and flag is not None and not flag.any_text and Path not in place.kinds:
