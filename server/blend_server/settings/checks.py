@@ -86,11 +86,20 @@ def _of_models(config: ServerConfig) -> Iterator[InvalidConfig]:
 
 
 def _of_packages(config: ServerConfig) -> Iterator[InvalidConfig]:
-    if config.vllm is not None and importlib.util.find_spec("vllm") is None:
-        yield InvalidConfig("vllm", "vllm", "native, for vLLM is not installed: pip install 'blendkv[vllm]'")
-    if config.engine.store.mooncake is not None and importlib.util.find_spec("mooncake") is None:
-        what = "none, for its library is not installed: pip install 'blendkv[mooncake]'"
-        yield InvalidConfig("engine.store.mooncake.master", config.engine.store.mooncake.master, what)
+    mooncake, traces = config.engine.store.mooncake, config.operations.traces
+    for path, value, extra, package in (
+        ("vllm", None if config.vllm is None else "vllm", "vllm", "vllm"),
+        ("engine.store.mooncake.master", mooncake and mooncake.master, "mooncake", "mooncake"),
+        ("operations.traces", traces, "otel", "opentelemetry.exporter.otlp.proto.grpc"),
+    ):
+        if value is not None and not _is_installed(package):
+            yield InvalidConfig(path, value, f"none, for this needs a package: pip install 'blendkv[{extra}]'")
+
+
+def _is_installed(package: str) -> bool:
+    with suppress(ModuleNotFoundError):  # of what it is part of
+        return importlib.util.find_spec(package) is not None
+    return False
 
 
 def _has_no_home(path: str | Path) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blend.config import MOONCAKE_ADMIN_PORT, MOONCAKE_PROTOCOLS
-from blend_server.settings.places import PLACES
 
 # Messages hold counts of 32 bits, and gRPC's own limit on a message has as many.
 MOST_COUNT = (1 << 31) - 1
@@ -208,6 +207,3 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
 FLAGS = tuple(flag for group in GROUPS.values() for flag in group)
 BY_PATH = {flag.path: flag for flag in FLAGS}
 BY_VARIABLE = {flag.variable: flag for flag in FLAGS}
-
-if unknown := [flag.path for flag in FLAGS if flag.path not in PLACES]:
-    raise LookupError(f"flags of settings that there are not: {unknown}")
