@@ -424,6 +424,11 @@ def test_all_that_is_wrong_is_told_at_once(write: Callable[[object], str]) -> No
     assert len(said) == len(names)
 
 
+def test_what_is_refused_is_not_called_missing() -> None:
+    (said,) = refusals("--mooncake", "h:1", "--secret-file", "/none")
+    assert said.startswith("--secret-file: got '/none, No such file")
+
+
 def test_a_section_that_lacks_something_is_not_judged_further(write: Callable[[object], str]) -> None:
     file = write({"address": "0.0.0.0:1", "security": {"access_file": "a", "tls": {"key": "k"}}})
     assert refusals("--config", file) == [f"--tls-cert: got None; allowed: FILE, with {file}: security.tls.key"]

@@ -59,7 +59,9 @@ def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     given = merged(_file(arguments, environ, errors), from_environment(environ, errors), from_flags(arguments, errors))
     config = Building(given, errors).whole()
     if config is not None:
-        errors += [renamed(error, given) for error in checks.of_values(config)]
+        told = {error.field for error in errors}  # of these the defaults stand in
+        found = [renamed(error, given) for error in checks.of_values(config)]
+        errors += [error for error in found if error.field not in told]
     if config is None or errors:
         raise Refused(errors)
     return Settings(config, given)
