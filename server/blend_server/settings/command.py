@@ -16,9 +16,10 @@ from blend_server.settings.values import listed, stands_for
 _DESCRIPTION = f"""\
 Serves blend.v1.BlendService over gRPC: documents in, answers from precomputed KV out.
 
-A setting comes from its flag; else from its variable, which is {VARIABLES} and the flag's name in capitals, such as
-{VARIABLES}HOST_BYTES=8GiB; else from the file of --config; else it has its default. The file is YAML with the fields
-of blend.config.ServerConfig as keys, those without a flag too:
+A setting comes from its flag; else from its variable; else from the file of --config; else it has its default.
+A variable is {VARIABLES} and the flag's name in capitals, such as {VARIABLES}HOST_BYTES=8GiB; it is true or
+false for a flag without a value, and has spaces between the values of a flag that may be repeated. The file is YAML
+with the fields of blend.config.ServerConfig as keys, those without a flag too:
 
   address: 127.0.0.1:50061
   engine:
@@ -66,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line. It leaves values as texts, and what is not given out."""
     made = _Parser(
         "blend-server",
+        usage="%(prog)s [--config FILE] [--check-config] [flags]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
