@@ -173,6 +173,7 @@ def passage_to_proto(passage: Passage) -> pb.Passage:
         score=passage.score,
         ordinal=passage.ordinal,
         tokens=len(passage.chunk),
+        key=passage.content_key,
     )
 
 

@@ -193,20 +193,22 @@ class RetrieveResponse(_message.Message):
     def __init__(self, passages: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ...) -> None: ...
 
 class Passage(_message.Message):
-    __slots__ = ("document_id", "title", "text", "score", "ordinal", "tokens")
+    __slots__ = ("document_id", "title", "text", "score", "ordinal", "tokens", "key")
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     document_id: str
     title: str
     text: str
     score: float
     ordinal: int
     tokens: int
-    def __init__(self, document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., ordinal: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+    key: str
+    def __init__(self, document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., ordinal: _Optional[int] = ..., tokens: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
     __slots__ = ("question", "k", "plan", "max_new_tokens", "compare_full", "want_positions", "passage_order_seed", "temperature", "top_p", "top_k", "seed", "stop")

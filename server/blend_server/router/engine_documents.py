@@ -1,0 +1,92 @@
+"""What the router asks one engine about documents: to take a change, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import grpc
+
+from blend_server.proto.blend.v1 import blend_pb2 as pb
+from blend_server.router.calls import NoEngine
+from blend_server.router.journal import Change, Held
+from blend_server.router.link import Link, Metadata
+
+_SECONDS = 30.0
+"""For calls that only read the catalog, or delete."""
+_PAGE_SIZE = 1000
+_LAST = ("stored", "unchanged", "failed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a change on one engine.
+
+    Args:
+        progress: the last stage of a document that was to be taken.
+        deleted: the reply where it was to be deleted.
+        held: what the engine holds of the document now; ``None``: nothing.
+    """
+
+    progress: pb.IngestProgress = field(default_factory=pb.IngestProgress)
+    deleted: bytes = b""
+    held: Held | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the engine did as it was told."""
+        return not self.progress.HasField("failed")
+
+
+async def apply(link: Link, change: Change, metadata: Metadata, told: Callable[[pb.IngestProgress], None]) -> Outcome:
+    """Have an engine take or delete a document; ``told`` gets the progress but for the last stage.
+
+    Raises:
+        AioRpcError: the call failed; codes of refusals mean that nothing has changed, others that nobody knows.
+        NoEngine: the engine did not say what has come of it.
+    """
+    if change.document is None:
+        request = pb.DeleteDocumentRequest(id=change.id).SerializeToString()
+        return Outcome(deleted=await link.unary("DeleteDocument", request, metadata, _SECONDS))
+    last = None
+    async with aclosing(link.ingest(change.document, metadata)) as stages:
+        async for stage in stages:
+            if stage.WhichOneof("stage") in _LAST:
+                last = stage
+            else:
+                told(stage)
+    if last is None:
+        raise NoEngine(f"engine {link.name} did not say what has come of document {change.id!r}")
+    if last.WhichOneof("stage") == "failed":
+        return Outcome(last)
+    return Outcome(last, held=await _stored(link, change.id, metadata))
+
+
+async def _stored(link: Link, document_id: str, metadata: Metadata) -> Held:
+    """What an engine has made of a document that it has taken: it decides how text and title look from then on."""
+    request = pb.GetDocumentRequest(id=document_id).SerializeToString()
+    try:
+        return _held(pb.DocumentInfo.FromString(await link.unary("GetDocument", request, metadata, _SECONDS)))
+    except grpc.aio.AioRpcError as error:
+        raise NoEngine(f"engine {link.name} took document {document_id!r}, and then: {error.details()}") from error
+
+
+async def listed(link: Link, metadata: Metadata) -> dict[str, Held]:
+    """Return what an engine holds, by the documents' ids.
+
+    Raises:
+        AioRpcError: it could not be asked.
+    """
+    found: dict[str, Held] = {}
+    token = ""
+    while True:
+        request = pb.ListDocumentsRequest(page_size=_PAGE_SIZE, page_token=token).SerializeToString()
+        page = pb.ListDocumentsResponse.FromString(await link.unary("ListDocuments", request, metadata, _SECONDS))
+        found.update((info.id, _held(info)) for info in page.documents)
+        if not (token := page.next_page_token):
+            return found
+
+
+def _held(info: pb.DocumentInfo) -> Held:
+    return Held(info.title, info.sha256)

@@ -1,0 +1,169 @@
+"""The rpcs of ``blend.v1.BlendService``, as the router serves them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from contextlib import ExitStack, aclosing
+from typing import Any
+
+import grpc
+
+from blend_server.proto.blend.v1 import blend_pb2 as pb
+from blend_server.router.calls import ENGINE_KEY, Call, Edge, NoEngine, handed_on, message
+from blend_server.router.choice import Chooser
+from blend_server.router.documents import Documents
+from blend_server.router.figures import merged
+from blend_server.router.link import SERVICE_NAME, Link
+
+_ELSEWHERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED})
+"""Codes of an engine that has not begun an answer after which another one is asked."""
+_LOCATE_SECONDS = 2.0
+"""Longest that finding out which chunks a question needs may take; without it an answer goes by load alone."""
+
+
+class RouterService:
+    """Hands calls on to engines, on one event loop.
+
+    Args:
+        documents: keeps the engines' documents alike, and knows who may be asked.
+        chooser: puts engines in order.
+        edge: is around every call.
+    """
+
+    def __init__(self, documents: Documents, chooser: Chooser, edge: Edge) -> None:
+        self._documents = documents
+        self._chooser = chooser
+        self._edge = edge
+        self._turn = 0
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the rpcs for a server; messages are bytes."""
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        handlers = {
+            "Ingest": grpc.stream_stream_rpc_method_handler(self.ingest),
+            "Answer": stream(self.answer),
+            "DeleteDocument": unary(self.delete),
+            "GetStats": unary(self.stats),
+            **{name: unary(self._read(name)) for name in ("Retrieve", "ListDocuments", "GetDocument")},
+        }
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
+
+    async def ingest(self, requests: AsyncIterable[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+        """Have every engine take the documents, one after another."""
+        index = 0
+        async with self._edge.call("Ingest", context) as call:
+            async for request in requests:
+                await self._edge.gate.recheck(call.who)
+                document = message(pb.Document, request)
+                async with aclosing(self._documents.ingest(call, document.id, request)) as stages:
+                    async for stage in stages:
+                        stage.index, stage.document_id = index, document.id
+                        yield stage.SerializeToString()
+                index += 1
+
+    async def delete(self, request: bytes, context: Any) -> bytes:
+        """Have every engine delete a document."""
+        async with self._edge.call("DeleteDocument", context) as call:
+            outcome = await self._documents.delete(call, message(pb.DeleteDocumentRequest, request).id)
+        return outcome.deleted
+
+    async def answer(self, request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+        """Have the best engine answer; another one where it fails before its first event."""
+        async with self._edge.call("Answer", context, greet=False) as call:
+            asked = message(pb.AnswerRequest, request)
+            links = await self._documents.readable(call)
+            order = self._chooser.order(links, await self._keys(call, links, asked))
+            for place, link in enumerate(order, 1):
+                begun = False
+                try:
+                    async with aclosing(self._answer(link, request, call)) as events:
+                        async for event in events:
+                            begun = True
+                            yield event
+                    return
+                except grpc.aio.AioRpcError as error:
+                    if not begun and place < len(order) and error.code() in _ELSEWHERE:
+                        continue
+                    if error.code() is grpc.StatusCode.CANCELLED:  # not by the caller: that would have ended this, too
+                        raise NoEngine(f"engine {link.name} went away while it answered; ask again") from error
+                    raise
+
+    async def _answer(self, link: Link, request: bytes, call: Call) -> AsyncGenerator[bytes, None]:
+        """One engine's events."""
+        self._turn += 1
+        with link.answering(self._turn), ExitStack() as ended:
+            stream = link.streaming("Answer", request, call.metadata, call.seconds_left)
+            ended.callback(stream.cancel)
+            event = await stream.read()
+            await call.context.send_initial_metadata(
+                (*handed_on(await stream.initial_metadata()), (ENGINE_KEY, link.name))
+            )
+            while event is not grpc.aio.EOF:
+                yield event
+                event = await stream.read()
+            call.context.set_trailing_metadata(handed_on(await stream.trailing_metadata()))
+
+    async def _keys(self, call: Call, links: Sequence[Link], asked: pb.AnswerRequest) -> list[str]:
+        """The content keys of the chunks that a question needs, where they make a difference."""
+        if len(links) < 2 or not self._chooser.objects():
+            return []
+        wanted = pb.RetrieveRequest(question=asked.question)
+        if asked.HasField("k"):
+            wanted.k = asked.k
+        link = self._chooser.order(links)[0]
+        left = call.seconds_left
+        seconds = _LOCATE_SECONDS if left is None else min(left, _LOCATE_SECONDS)
+        try:
+            reply = await link.unary("Retrieve", wanted.SerializeToString(), call.metadata, seconds)
+        except grpc.aio.AioRpcError:
+            return []  # whoever answers says what is wrong, if anything is
+        return [passage.key for passage in pb.RetrieveResponse.FromString(reply).passages]
+
+    def _read(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        """A call that any engine can serve."""
+
+        async def read(request: bytes, context: Any) -> bytes:
+            async with self._edge.call(method, context) as call:
+                order = self._chooser.order(await self._documents.readable(call))
+                failure: grpc.aio.AioRpcError | None = None
+                for link in order:
+                    reply = link.unary(method, request, call.metadata, call.seconds_left)
+                    try:
+                        data: bytes = await reply
+                    except grpc.aio.AioRpcError as error:
+                        if error.code() not in _ELSEWHERE:
+                            raise
+                        failure = error
+                        continue
+                    trailing = (*handed_on(await reply.trailing_metadata()), (ENGINE_KEY, link.name))
+                    context.set_trailing_metadata(trailing)
+                    return data
+                assert failure is not None  # there is an engine, or readable() would have raised
+                if failure.code() is grpc.StatusCode.CANCELLED:
+                    raise NoEngine(f"engine {order[-1].name} went away; try again") from failure
+                raise failure
+
+        return read
+
+    async def stats(self, request: bytes, context: Any) -> bytes:
+        """Return the figures of all engines that serve, put together."""
+        async with self._edge.call("GetStats", context) as call:
+            links = await self._documents.readable(call)
+
+            async def figures(link: Link) -> pb.Stats | None:
+                try:
+                    data = await link.unary("GetStats", request, call.metadata, call.seconds_left)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in _ELSEWHERE:
+                        raise
+                    return None
+                return message(pb.Stats, data)
+
+            found = await asyncio.gather(*(figures(link) for link in links))
+            told = {link.name: stats for link, stats in zip(links, found, strict=True) if stats is not None}
+            if not told:
+                raise NoEngine("no engine tells its figures now")
+            whole = call.who.may("admin")
+            data: bytes = merged(told, await self._documents.status() if whole else None).SerializeToString()
+        return data

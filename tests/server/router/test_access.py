@@ -1,0 +1,105 @@
+"""Who may call a router, and as whom it calls the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from blend.config import SecurityConfig, TlsConfig
+from blend_server.client import Client, Document, ServiceError, Tls
+from blend_server.router import check
+from blend_server.router.server import Router
+from tests.server.accounts import Accounts
+from tests.server.certificates import Authority
+from tests.server.router.conftest import Engines, ready
+from tests.server.router.fakes import wait_for
+
+FERRY = Document("ferry", "It leaves at nine.")
+
+
+@pytest.fixture
+def accounts(tmp_path: Path) -> Accounts:
+    return Accounts(tmp_path / "access.yaml")
+
+
+def test_a_token_goes_on_to_the_engines_and_decides_who_may_write(
+    route: Callable[..., Router], engines: Engines, accounts: Accounts
+) -> None:
+    reader, writer = accounts.token("r", "acme", "reader"), accounts.token("w", "acme", "writer")
+    address = route(security=SecurityConfig(access_file=accounts.write())).address
+    with Client(address, token=writer) as client:
+        ready(client, "a", "b")
+        list(client.ingest([FERRY]))
+    assert {metadata.get("authorization") for engine in engines for _, metadata in engine.calls} == {f"Bearer {writer}"}
+    with Client(address, token=reader) as client:
+        assert client.ask("When?") is not None
+        with pytest.raises(ServiceError) as raised:
+            client.delete("ferry")
+        assert raised.value.code == "PERMISSION_DENIED"
+    for token, code in (("blend.r.wrong", "UNAUTHENTICATED"), (None, "UNAUTHENTICATED")):
+        with Client(address, token=token) as client, pytest.raises(ServiceError) as raised:
+            client.stats()
+        assert raised.value.code == code
+
+
+def test_what_a_tenant_missed_waits_for_its_token_after_a_restart(
+    route: Callable[..., Router], engines: Engines, accounts: Accounts
+) -> None:
+    """Tokens are never written down: without one the engine is not asked about that tenant."""
+    reader, writer = accounts.token("r", "acme", "reader"), accounts.token("w", "acme", "writer")
+    security = SecurityConfig(access_file=accounts.write())
+
+    def only_writers(context: Any) -> None:
+        sent = dict(context.invocation_metadata())
+        if sent.get("authorization") != f"Bearer {writer}":
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "Ingest needs the role writer")
+
+    for engine in engines:
+        engine.before["Ingest"] = only_writers
+    with Client(route(security=security).address, token=writer) as client:
+        ready(client, "a", "b")
+        engines[1].stop()
+        ready(client, "a")
+        list(client.ingest([FERRY]))
+    address = route(security=security).address
+    with Client(address, token=reader) as client:
+        engines[1].start()
+        ready(client, "a")
+        wait_for("the engine's refusal", lambda: engines[1].asked("Ingest"))
+        ready(client, "a")
+    with Client(address, token=writer) as client:
+        ready(client, "a", "b")
+    assert engines[1].texts() == engines[0].texts()
+
+
+def test_a_router_that_knows_no_tenants_refuses_tokens(client: Client) -> None:
+    with Client(client.address, token="blend.r.secret") as named, pytest.raises(ServiceError) as raised:
+        named.stats()
+    assert raised.value.code == "INVALID_ARGUMENT"
+    assert "--access-file" in raised.value.message
+
+
+def test_mutual_tls_to_the_engines_and_tls_to_callers(
+    route: Callable[..., Router], engines: Engines, accounts: Accounts, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path, "authority")
+    (certificate, key), own = authority.sign("engine", "localhost"), authority.sign("router", "router")
+    for engine in engines:
+        engine.stop()
+        engine.credentials = grpc.ssl_server_credentials(
+            [(key.read_bytes(), certificate.read_bytes())], authority.path.read_bytes(), require_client_auth=True
+        )
+        engine.start()
+    token = accounts.token("w", "acme", "writer")
+    security = SecurityConfig(tls=TlsConfig(certificate, key), access_file=accounts.write())
+    address = route(tls=Tls(authority.path, *own), security=security).address
+    with Client(address, token=token, tls=Tls(authority.path)) as client:
+        ready(client, "a", "b")
+        list(client.ingest([FERRY]))
+        assert client.ask("When?").text == "done"
+    assert check.main([address, "--ca", str(authority.path)]) == 0
+    assert check.main([address]) == 1

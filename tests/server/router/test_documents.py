@@ -1,0 +1,207 @@
+"""Documents through a router: every engine has them, whichever fails when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from blend_server.client import Client, Document, ServiceError
+from blend_server.router.server import Router
+from tests.server.router.conftest import Engines, ready
+from tests.server.router.fakes import wait_for
+
+FERRY = Document("ferry", "It leaves at nine.")
+LIGHT = Document("light", "It is red.")
+
+
+def last(client: Client, *documents: Document) -> list[str]:
+    """Ingest documents; return the last stage of each."""
+    stages = {progress.index: progress.WhichOneof("stage") for progress in client.ingest(documents)}
+    return [stages[index] for index in sorted(stages)]
+
+
+def waiting(client: Client) -> dict[str, int]:
+    told = client.stats().engine.details["router"]
+    return {name: int(told[name]["waiting_changes"]) for name in ("a", "b")}
+
+
+def test_documents_go_to_every_engine_and_come_from_any(client: Client, engines: Engines) -> None:
+    assert last(client, FERRY, LIGHT) == ["stored", "stored"]
+    assert engines[0].texts() == engines[1].texts() == {"ferry": b"It leaves at nine.", "light": b"It is red."}
+    assert last(client, FERRY) == ["unchanged"]
+    assert [document.id for document in client.documents(page_size=1)] == ["ferry", "light"]
+    assert client.get("light").id == "light"
+    assert client.delete("light") == 1
+    assert engines[0].texts() == engines[1].texts() == {"ferry": b"It leaves at nine."}
+    assert waiting(client) == {"a": 0, "b": 0}
+
+
+def test_what_an_engine_refuses_no_engine_gets(client: Client, engines: Engines) -> None:
+    assert last(client, Document("empty", ""), FERRY) == ["failed", "stored"]
+    assert sum(engine.asked("Ingest") for engine in engines) == 3
+    with pytest.raises(ServiceError, match="no such document") as raised:
+        client.delete("nothing")
+    assert raised.value.code == "NOT_FOUND"
+    assert sum(engine.asked("DeleteDocument") for engine in engines) == 1
+    assert waiting(client) == {"a": 0, "b": 0}
+    ready(client, "a", "b")
+
+
+def test_an_engine_that_was_away_gets_what_it_missed_before_it_is_asked(client: Client, engines: Engines) -> None:
+    a, b = engines
+    last(client, FERRY)
+    b.stop()
+    ready(client, "a")
+    assert last(client, LIGHT, Document("ferry", "It leaves at ten.")) == ["stored", "stored"]
+    client.delete("light")
+    assert last(client, Document("boat", "It floats.")) == ["stored"]
+    assert waiting(client) == {"a": 0, "b": 3}, "one for each document: the last that is to become of it"
+    held = threading.Event()
+    b.before["ListDocuments"] = lambda _: held.wait(20)  # the comparison, after which it is asked
+    b.calls.clear()
+    b.start()
+    wait_for("what it missed", lambda: b.texts() == a.texts())
+    for _ in range(5):
+        client.retrieve("When?")
+    assert b.asked("Retrieve") == 0
+    held.set()
+    ready(client, "a", "b")
+    assert waiting(client) == {"a": 0, "b": 0}
+    assert b.texts() == {"ferry": b"It leaves at ten.", "boat": b"It floats."}
+    for _ in range(4):
+        client.ask("When?")
+    assert a.asked("Answer") and b.asked("Answer")
+
+
+def test_what_engines_miss_outlives_the_router(route: Callable[..., Router], engines: Engines) -> None:
+    with Client(route().address) as client:
+        ready(client, "a", "b")
+        engines[1].stop()
+        ready(client, "a")
+        last(client, FERRY)
+    with Client(route().address) as client:
+        ready(client, "a")
+        assert waiting(client) == {"a": 0, "b": 1}
+        engines[1].start()
+        ready(client, "a", "b")
+        assert engines[1].texts() == {"ferry": b"It leaves at nine."}
+
+
+def vanish(engine: Any) -> Callable[[Any], None]:
+    """What makes an engine cut off a call, once."""
+
+    def at_once(context: Any) -> None:
+        engine.before.pop("Ingest", None)
+        engine.during.pop("Ingest", None)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    return at_once
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_when_one_engine_fails_the_next_one_takes_the_document(client: Client, engines: Engines, when: str) -> None:
+    for engine in engines:
+        getattr(engine, when)["Ingest"] = vanish(engine)
+    engines[1].before.clear()
+    engines[1].during.clear()
+    documents = [Document(f"d{number}", f"text {number}") for number in range(4)]
+    assert last(client, *documents) == ["stored"] * 4
+    ready(client, "a", "b")
+    assert len(engines[0].documents) == 4
+    assert engines[0].texts() == engines[1].texts()
+
+
+def test_a_document_that_no_engine_finished_comes_later(client: Client, engines: Engines) -> None:
+    for engine in engines:
+        engine.during["Ingest"] = vanish(engine)
+    with pytest.raises(ServiceError, match="may come to pass later") as raised:
+        last(client, FERRY)
+    assert raised.value.code == "UNAVAILABLE"
+    ready(client, "a", "b")
+    assert engines[0].texts() == engines[1].texts() == {"ferry": b"It leaves at nine."}
+    assert waiting(client) == {"a": 0, "b": 0}
+
+
+def test_a_document_is_finished_though_its_caller_leaves(client: Client, engines: Engines) -> None:
+    held = threading.Event()
+    for engine in engines:
+        engine.during["Ingest"] = lambda _: held.wait(20)
+    stages = client.ingest([FERRY])
+    next(stages)
+    stages.close()  # type: ignore[attr-defined]
+    held.set()
+    wait_for("the document", lambda: all(engine.texts() for engine in engines))
+    ready(client, "a", "b")
+
+
+def test_an_engine_that_lost_documents_is_not_asked_until_it_has_them_again(client: Client, engines: Engines) -> None:
+    last(client, FERRY, LIGHT)
+    engines[1].stop()
+    engines[1].documents.clear()
+    engines[1].start()
+    ready(client, "a")
+    wait_for("the reason", lambda: "2 are missing" in str(client.stats().engine.details["router"]["b"]["behind"]))
+    assert last(client, FERRY, LIGHT) == ["unchanged", "unchanged"]
+    ready(client, "a", "b")
+    assert engines[1].texts() == engines[0].texts()
+
+
+def test_engines_that_differ_before_the_router_knows_them_serve_nobody(
+    route: Callable[..., Router], engines: Engines
+) -> None:
+    engines[0].documents["ferry"] = ("", b"It leaves at nine.")
+    with Client(route().address) as client:
+        wait_for("the engines", lambda: _refusal(client) != "")
+        wait_for("the reason", lambda: "hold different documents" in _refusal(client))
+        engines[1].documents.update(engines[0].documents)
+        ready(client, "a", "b")
+        assert client.get("ferry").id == "ferry"
+
+
+def _refusal(client: Client) -> str:
+    with pytest.raises(ServiceError) as raised:
+        client.stats()
+    assert raised.value.code == "UNAVAILABLE"
+    return raised.value.message
+
+
+def test_without_any_engine_calls_are_refused_at_once(client: Client, engines: Engines) -> None:
+    for engine in engines:
+        engine.stop()
+    wait_for("both gone", lambda: "b: not serving" in _refusal(client) and "a: not serving" in _refusal(client))
+
+
+def test_a_full_journal_refuses_documents(route: Callable[..., Router], engines: Engines) -> None:
+    with Client(route(journal_bytes=4096).address) as client:
+        ready(client, "a", "b")
+        engines[1].stop()
+        ready(client, "a")
+        assert last(client, Document("one", "x" * 3000)) == ["stored"]
+        with pytest.raises(ServiceError, match="journal is full") as raised:
+            last(client, Document("two", "x" * 3000))
+        assert raised.value.code == "RESOURCE_EXHAUSTED"
+        engines[1].start()
+        ready(client, "a", "b")
+        assert last(client, Document("two", "x" * 3000)) == ["stored"]
+
+
+def test_a_busy_engine_is_waited_for(client: Client, engines: Engines) -> None:
+    refused = []
+
+    def busy(context: Any) -> None:
+        if len(refused) < 2:
+            refused.append(1)
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "2 requests wait")
+
+    # Of the two, whichever comes second: the first one's refusal is the caller's to hear.
+    for engine in engines:
+        engine.during["Ingest"] = lambda _, engine=engine: engines[1 - engines.index(engine)].before.setdefault(
+            "Ingest", busy
+        )
+    assert last(client, FERRY) == ["stored"]
+    assert len(refused) == 2
+    assert engines[0].texts() == engines[1].texts()

@@ -1,0 +1,143 @@
+"""The journal: what every engine should hold, and what each has not been given."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blend.errors import InvalidConfig, ResourceExhausted
+from blend_server.router.journal import Held, Journal
+
+ENGINES = ("a", "b")
+FIRST, SECOND = Held("", "1"), Held("", "2")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    made = Journal(tmp_path / "journal", ENGINES, 1000)
+    made.adopt("t", {})
+    yield made
+    made.close()
+
+
+def numbers(journal: Journal, engine: str) -> int | None:
+    found = journal.next("t", engine)
+    return None if found is None else found.number
+
+
+def test_a_change_waits_for_every_engine(journal: Journal) -> None:
+    number = journal.begin("t", "d", b"text")
+    assert (numbers(journal, "a"), numbers(journal, "b")) == (number, number)
+    assert journal.documents("t") == {}
+    journal.applied(number, "a", FIRST)
+    assert (numbers(journal, "a"), numbers(journal, "b")) == (None, number)
+    assert journal.documents("t") == {"d": FIRST}
+    found = journal.next("t", "b")
+    assert found is not None and found.applied and found.document == b"text"
+    journal.applied(number, "b", FIRST)
+    assert journal.counts() == {"a": 0, "b": 0}
+
+
+def test_the_last_change_of_a_document_is_the_one_that_is_given(journal: Journal) -> None:
+    journal.applied(journal.begin("t", "d", b"one"), "a", FIRST)
+    journal.applied(journal.begin("t", "other", b"other"), "a", FIRST)
+    last = journal.begin("t", "d", None)
+    journal.applied(last, "a", None)
+    assert journal.counts() == {"a": 0, "b": 2}
+    assert journal.documents("t") == {"other": FIRST}
+
+
+def test_a_refused_change_leaves_the_one_before(journal: Journal) -> None:
+    first = journal.begin("t", "d", b"one")
+    journal.applied(first, "a", FIRST)
+    journal.refused(journal.begin("t", "d", b"two"))
+    assert numbers(journal, "b") == first
+    assert journal.documents("t") == {"d": FIRST}
+
+
+def test_who_refused_what_another_took_is_given_it_again(journal: Journal) -> None:
+    number = journal.begin("t", "d", b"one")
+    journal.skipped(number, "b")
+    assert (numbers(journal, "a"), numbers(journal, "b")) == (number, None)
+    journal.applied(number, "a", FIRST)
+    assert (numbers(journal, "a"), numbers(journal, "b")) == (None, number)
+    gone = journal.begin("t", "e", b"one")
+    for engine in ENGINES:
+        journal.skipped(gone, engine)
+    assert numbers(journal, "a") is None
+
+
+def test_owners_are_apart_and_unknown_at_first(journal: Journal) -> None:
+    journal.begin("other", "d", b"text")
+    assert numbers(journal, "a") is None
+    assert journal.documents("other") is None
+    journal.adopt("other", {"d": FIRST})
+    assert journal.documents("other") == {"d": FIRST}
+    assert journal.documents("t") == {}
+
+
+def test_it_is_kept_for_its_engines_in_a_file_of_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    first = Journal(path, ENGINES, 1000)
+    first.applied(first.begin("t", "d", b"text"), "a", FIRST)
+    first.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    second = Journal(path, ENGINES, 1000)
+    assert second.counts() == {"a": 0, "b": 1}
+    second.close()
+    third = Journal(path, ("a",), 1000)
+    assert third.counts() == {"a": 0}
+    third.close()
+    assert b"text" not in path.read_bytes()
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(InvalidConfig):
+        Journal(path, ENGINES, 1000)
+
+
+def test_its_room_is_bounded(journal: Journal) -> None:
+    number = journal.begin("t", "d", b"x" * 900)
+    with pytest.raises(ResourceExhausted, match="journal is full"):
+        journal.begin("t", "e", b"x" * 200)
+    journal.begin("t", "e", None)
+    for engine in ENGINES:
+        journal.applied(number, engine, FIRST)
+    journal.begin("t", "e", b"x" * 200)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["d", "e"]), st.sampled_from([None, "1", "2"]), st.sampled_from(["a", "b", "ab", ""]))
+    )
+)
+def test_engines_that_take_all_that_waits_hold_the_same(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, str | None, str]]
+) -> None:
+    """Whoever is away when: in the end both hold what the journal says."""
+    journal = Journal(tmp_path_factory.mktemp("journal") / "file", ENGINES, 1 << 20)
+    journal.adopt("t", {})
+    held: dict[str, dict[str, Held]] = {"a": {}, "b": {}}
+
+    def give(engine: str, document_id: str, version: str | None, number: int) -> None:
+        if version is None:
+            held[engine].pop(document_id, None)
+            journal.applied(number, engine, None)
+        else:
+            held[engine][document_id] = Held("", version)
+            journal.applied(number, engine, Held("", version))
+
+    for document_id, version, there in changes:
+        number = journal.begin("t", document_id, None if version is None else version.encode())
+        for engine in there:
+            give(engine, document_id, version, number)
+    for engine in ENGINES:
+        while (change := journal.next("t", engine)) is not None:
+            give(engine, change.id, None if change.document is None else change.document.decode(), change.number)
+    assert held["a"] == held["b"] == journal.documents("t")
+    assert journal.counts() == {"a": 0, "b": 0}
+    journal.close()
