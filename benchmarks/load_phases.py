@@ -43,6 +43,8 @@ class Figures:
         """Note calls that ended otherwise than they may; returns those that were answered."""
         self.errors += [f"{part}: {one.code}: {one.message}" for one in seen if one.code not in expected]
         answered = [one for one in seen if one.code == "OK"]
+        if not answered:
+            raise SystemExit(f"nothing was answered: {self.errors[-1]}")
         self.errors += [f"{part}: an answer without tokens" for one in answered if not one.stamps or not one.answer]
         return [one for one in answered if one.stamps and one.answer]
 
