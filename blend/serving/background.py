@@ -6,10 +6,11 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from blend.errors import BlendError, Cancelled, Closed
+from blend.errors import BlendError, Cancelled, Closed, ResourceExhausted
 from blend.serving.job import Job
 from blend.serving.steps import Alone, Steps
 
@@ -24,18 +25,19 @@ PATIENCE = 10.0
 
 
 class Gaps:
-    """Jobs for the gaps, whose piece is due first goes first; each of their steps is one piece.
+    """Jobs for the gaps, whose piece is due first goes first: a call, or a slice of a prompt.
 
-    Belongs to the engine's thread.
+    A job with room takes it when its first piece goes, and ends where there is none: what runs here never makes others
+    wait for memory. Belongs to the engine's thread.
     """
 
     def __init__(self) -> None:
-        self._jobs: list[tuple[Job[Any], float]] = []
+        self._jobs: list[_Waiting] = []
 
     def push(self, job: Job[Any], patience: float) -> None:
         """Take a job whose pieces wait so many seconds for a gap at most."""
-        if job.advance():
-            self._jobs.append((job, patience))
+        if job.room is not None or job.advance():
+            self._jobs.append(_Waiting(job, patience))
         else:
             job.tell()
 
@@ -43,29 +45,80 @@ class Gaps:
         """Return after how many seconds the next piece is due; infinity without one. ``idle``: there is a gap now."""
         if not self._jobs:
             return math.inf
-        job, patience = self._first()
-        return 0.0 if idle or job.cancelled else max(0.0, job.ready + patience - perf_counter())
+        first = self._first()
+        return 0.0 if idle or first.job.cancelled else max(0.0, first.due - perf_counter())
 
-    def work(self, call: Callable[[Job[Any]], BaseException | None]) -> None:
-        """Have ``call`` carry out the next piece."""
-        first = job, _ = self._first()
-        if job.cancelled:
-            job.abandon(Cancelled("the work was cancelled"))
-        elif job.advance(call(job)):
+    def work(self, piece: Callable[[Job[Any]], tuple[bool, BaseException | None]]) -> None:
+        """Have ``piece`` carry out the next one; it returns whether the job's step is over, and what was raised."""
+        first = self._first()
+        if first.job.cancelled:
+            self._end(first, Cancelled("the work was cancelled"))
+        elif not self._begun(first):
             return
-        self._jobs.remove(first)
-        job.tell()
+        else:
+            over, error = piece(first.job)
+            if over and not first.job.advance(error):
+                self._end(first)
 
-    def _first(self) -> tuple[Job[Any], float]:
-        """The job whose piece is due first; one that was cancelled is due at once."""
-        return min(self._jobs, key=lambda entry: (not entry[0].cancelled, entry[0].ready + entry[1]))
+    @property
+    def holding(self) -> bool:
+        """Whether one of them has its room."""
+        return any(one.holds for one in self._jobs)
+
+    def give_way(self) -> bool:
+        """End those that have their room, for a request needs the memory; returns whether there were any."""
+        holding = [one for one in self._jobs if one.holds]
+        for one in holding:
+            self._end(one, ResourceExhausted("a request needed the memory"))
+        return bool(holding)
 
     def end(self, error: BlendError) -> None:
         """End all of them with this error."""
-        for job, _ in self._jobs:
-            job.abandon(error)
-            job.tell()
-        self._jobs.clear()
+        for one in [*self._jobs]:
+            self._end(one, error)
+
+    def _first(self) -> _Waiting:
+        """The job whose piece is due first; one that was cancelled is due at once."""
+        return min(self._jobs, key=lambda one: (not one.job.cancelled, one.due))
+
+    def _begun(self, one: _Waiting) -> bool:
+        """Have a job that waits for its room begin; returns whether it has a step now."""
+        job = one.job
+        if job.room is None or one.holds:
+            return True
+        try:
+            one.holds = job.room.take(last=False)
+        except Exception as error:  # noqa: BLE001 - it belongs to the job that room was taken for
+            self._end(one, error)
+            return False
+        if not one.holds:
+            self._end(one, ResourceExhausted("there is no memory for work in the background now"))
+        elif not job.advance():
+            self._end(one)
+        return job.step is not None
+
+    def _end(self, one: _Waiting, error: BaseException | None = None) -> None:
+        """A job is over, by itself or with an error from here."""
+        self._jobs.remove(one)
+        if error is not None:
+            one.job.abandon(error)
+        if one.holds and one.job.room is not None:
+            one.job.room.give()
+        one.job.tell()
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A job for the gaps, how long its pieces wait for one at most, and whether it has its room."""
+
+    job: Job[Any]
+    patience: float
+    holds: bool = False
+
+    @property
+    def due(self) -> float:
+        """When its piece goes whether or not there is a gap, a reading of :func:`time.perf_counter`."""
+        return self.job.ready + self.patience
 
 
 class Background(Generic[_Key]):

@@ -22,13 +22,17 @@ CPU_ROWS, GPU_ROWS = 256, 2048
 """Rows of prompts in a pass that others share, by default: from so many on a pass of twice as many takes twice as long,
 and who decodes waits for it."""
 
+_GAP_PART = 4
+"""A slice in the background has a quarter of the rows: nobody waits for it, and a request that comes meanwhile does."""
+
 
 @dataclass(frozen=True)
 class Part:
-    """So many rows of one job in a pass: the next ones of its step."""
+    """So many rows of one job in a pass: the next ones of its step. ``charged``: they come off its tenant's share."""
 
     job: Job[Any]
     rows: int
+    charged: bool = True
 
     @property
     def step(self) -> Decode | Prefill:
@@ -128,7 +132,8 @@ class Passes:
         part.job.ready = begin + took_ms / 1e3
         if error is not None:
             return True
-        self._shares.charge(part.job.tenant, part.rows)
+        if part.charged:
+            self._shares.charge(part.job.tenant, part.rows)
         if isinstance(step, Prefill):
             assert isinstance(found, Tensor)
             return step.passed(part.rows, found)
@@ -161,6 +166,17 @@ class Passes:
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever wanted these rows
             return {}, error
         return found, None
+
+    def piece(self, job: Job[Any]) -> tuple[bool, BaseException | None]:
+        """Carry out the next piece of work in the background: a call, or a slice of a prompt that is soon over.
+
+        Returns whether its step is over, and what was raised.
+        """
+        if isinstance(job.step, Prefill):
+            rows = max(1, self._shared_rows // _GAP_PART)
+            ended = self.run([Part(job, min(rows, job.step.left), charged=False)])
+            return (True, ended[0][1]) if ended else (False, None)
+        return True, self.call(job)
 
     def call(self, job: Job[Any]) -> BaseException | None:
         """Carry out a step that has the model to itself; returns what was raised."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from blend.errors import BlendError, Cancelled, Closed, DeadlineExceeded, ResourceExhausted
 from blend.serving.background import Gaps
-from blend.serving.job import Job
+from blend.serving.job import Job, Room
 from blend.serving.passes import Part, Passes
 from blend.serving.shares import Shares, Waiting
 from blend.serving.steps import Alone, Aside, Steps
@@ -118,9 +118,11 @@ class Scheduler:
         return job
 
     def submit_background(self, job: Job[T], patience: float) -> Job[T]:
-        """Take a job for the gaps between requests; each of its steps waits so many seconds for one at most.
+        """Take a job for the gaps between requests; each of its pieces waits so many seconds for one at most.
 
-        It may have no steps but :class:`~blend.serving.steps.Alone`.
+        It may have no steps but :class:`~blend.serving.steps.Alone`, a piece each, and
+        :class:`~blend.serving.steps.Prefill`, a piece a slice. One with room ends with
+        :class:`~blend.errors.ResourceExhausted` where there is none, or a request needs it.
 
         Raises:
             Closed: the scheduler was closed.
@@ -253,7 +255,7 @@ class Scheduler:
         if parts := self._passes.gather(self._running):
             self._share(parts)
         if not self._gaps.seconds(self._idle):
-            self._gaps.work(self._passes.call)
+            self._gaps.work(self._passes.piece)
 
     def _share(self, parts: list[Part]) -> None:
         for job, error in self._passes.run(parts):
@@ -275,7 +277,7 @@ class Scheduler:
             assert job.room is not None
             try:
                 _check_deadline(job, 0.0)
-                if not job.room.take(last=not holding):
+                if not self._take(job.room, last=not holding):
                     return
             except Exception as error:  # noqa: BLE001 - it belongs to the request that room was taken for
                 self._leave_queue(job)
@@ -283,6 +285,10 @@ class Scheduler:
             else:
                 self._leave_queue(job)
                 self._start(job)
+
+    def _take(self, room: Room, last: bool) -> bool:
+        """Take a request's memory, if it is there once work in the background has given way."""
+        return room.take(last and not self._gaps.holding) or (self._gaps.give_way() and room.take(last))
 
     def _leave_queue(self, job: Job[Any]) -> None:
         """Take a request out of the queue; unless it begins now, it has no room to give back."""

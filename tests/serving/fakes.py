@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from blend.errors import ResourceExhausted
 from blend.model.decoder import Decoder
 from blend.model.rows import Rows
 from blend.recompute.canvas import Canvas
@@ -38,6 +39,32 @@ class FakeDecoder:
             raise RuntimeError("a bad canvas")
         self.passes.append([(rows.canvas, int(rows.at[0]), len(rows)) for rows in batch])
         return torch.nn.functional.one_hot(torch.tensor([int(rows.at[-1]) for rows in batch]), 10_000).float()
+
+
+class Memory:
+    """Room for work, of which there is as much as ``free`` says; ``taken`` counts how often it was."""
+
+    def __init__(self, free: int = 1, whose: Memory | None = None) -> None:
+        self.free = free
+        self.taken = 0
+        self._whose = whose or self
+
+    def shared(self) -> Memory:
+        """Room of the same memory for another one."""
+        return Memory(whose=self)
+
+    def take(self, last: bool) -> bool:
+        whose = self._whose
+        if not whose.free:
+            if last:
+                raise ResourceExhausted("never")
+            return False
+        whose.free -= 1
+        whose.taken += 1
+        return True
+
+    def give(self) -> None:
+        self._whose.free += 1
 
 
 def canvas(length: int = 2000) -> Canvas:
