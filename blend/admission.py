@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from blend.recompute.kept import KEPT
 from blend.recompute.scratch import Need, Scratch
 from blend.stats import ScratchStats
 from blend.types import Plan, Prompt
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
 class Admission:
@@ -48,6 +51,7 @@ class Admission:
         arrived: float | None = None,
         compared: bool = False,
         positions: bool = False,
+        request_id: str | None = None,
     ) -> tuple[Request, Room]:
         """Return the request for a prompt, and the memory that it has to take before it begins.
 
@@ -57,6 +61,7 @@ class Admission:
             arrived: reading of :func:`time.perf_counter` that TTFT counts from; ``None`` is now.
             compared: whether the prompt is run at full prefill, too.
             positions: whether the report lists what was recomputed.
+            request_id: what logs call it: 1 to 128 printable ASCII characters without spaces.
 
         Raises:
             InvalidInput, InvalidPlan, InvalidPrompt, PromptTooLong: it cannot run.
@@ -72,6 +77,8 @@ class Admission:
             raise InvalidPlan("plan", plan, "a Plan")
         if not isinstance(reserve, int) or isinstance(reserve, bool) or reserve < 0:
             raise InvalidInput("reserve", reserve, "an integer of 0 or more")
+        if request_id is not None and not (isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id)):
+            raise InvalidInput("request_id", request_id, "1 to 128 printable ASCII characters without spaces")
         planner.decide(plan, self._calibration)
         self._chunks.namespace(namespace)
         capacity, most = len(prompt) + reserve, self._decoder.max_positions
@@ -82,11 +89,17 @@ class Admission:
         request = Request(
             prompt, plan, namespace, capacity, arrived, now, compared=compared, positions=positions, filled=room.filled
         )
+        if request_id is not None:
+            request = replace(request, id=request_id)
         with self._lock:
             held = sum(other.need.total for other in self._rooms)
             self._refuse(room, self._available(need.total - held), held)
             self._largest = max(self._largest, need.total)
         return request, room
+
+    def room(self, tokens: int) -> Room:
+        """Return the memory that a full prefill of so many tokens has to take before it begins."""
+        return Room(self, self._need(tokens, tokens, False), answer=0, tokens=tokens)
 
     def check_ids(self, what: str, ids: Sequence[int]) -> None:
         """Check token ids against the model's vocabulary; ``what`` names them.

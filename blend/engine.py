@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from time import monotonic
 from types import TracebackType
 from typing import TypeVar
 
@@ -12,8 +13,8 @@ import torch
 from blend.admission import Admission, Room
 from blend.chunks import ChunkCache
 from blend.config import EngineConfig
-from blend.errors import Closed, InvalidInput, InvalidPlan, InvalidPrompt
-from blend.misses import Misses
+from blend.errors import Closed, InvalidInput, InvalidPlan
+from blend.keeping import Keeping
 from blend.model import source, support
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import fingerprint
@@ -26,11 +27,13 @@ from blend.serving.job import Job
 from blend.serving.passes import Passes
 from blend.serving.scheduler import Scheduler
 from blend.serving.shares import Shares
-from blend.serving.steps import Alone, Steps, do
+from blend.serving.steps import Steps
 from blend.serving.stream import AnswerStream, Channel
+from blend.shadow.quality import Quality
+from blend.shadow.record import Trip, TripRecord
+from blend.shadow.shadows import Shadows
 from blend.stats import Counters, EngineStats, NamespaceStats, tenant_stats
-from blend.store import LAYOUT_VERSION, Dropped, Stored, open_store
-from blend.store.key import model_of, tenant_of
+from blend.store import LAYOUT_VERSION, Dropped, open_store
 from blend.types import (
     Answer,
     Chunk,
@@ -46,9 +49,6 @@ from blend.types import (
 DEFAULT_NAMESPACE = "default"
 
 _T = TypeVar("_T")
-
-_PRECOMPUTE_PATIENCE = 0.5
-"""Seconds that a chunk which somebody waits for lets requests go before it."""
 
 
 class Engine:
@@ -91,6 +91,8 @@ class Engine:
         self._chunks = ChunkCache(
             self.decoder, self.sink, self.store, self.model_fingerprint, secret, self._speed, self.config.max_rows
         )
+        kept = self.config.store.path if self.config.store.disk_bytes else None
+        self._quality = Quality(self.config.shadow, TripRecord(kept, self.model_fingerprint))
         self._counters = Counters()
         scratch = Scratch(Shapes.of(self.decoder), self.config.max_rows)
         self._admission = Admission(self.decoder, self._chunks, self.calibration, scratch)
@@ -105,9 +107,14 @@ class Engine:
             self._speed,
             self.config.max_rows,
             crowded=lambda: self._scheduler.crowded,
+            stopped=lambda: self._quality.stopped,
             finished=self._finished,
+            answered=lambda state, report: self._shadows.offer(state, report),
         )
-        self._misses = Misses(self._scheduler, self._chunks.key, self._encode)
+        self._shadows = Shadows(
+            self.config.shadow, self._scheduler, self._pipeline.compare, self._admission.room, self._quality
+        )
+        self._keeping = Keeping(self._scheduler, self._chunks, self.store, self._counters)
         self._closed = False
 
     def _sink(self) -> tuple[int, ...]:
@@ -152,41 +159,7 @@ class Engine:
             PromptTooLong: a chunk exceeds the model's context.
             ResourceExhausted, StoreError: no tier took a chunk.
         """
-        wanted = list(chunks)
-        for chunk in wanted:
-            if not isinstance(chunk, Chunk):
-                raise InvalidPrompt("chunks", chunk, "Chunk values")
-        related: Sequence[Sequence[Chunk]] = [()] * len(wanted) if behind is None else behind
-        if len(related) != len(wanted):
-            raise InvalidInput("behind", f"{len(related)} entries", f"one for each of the {len(wanted)} chunks")
-        steps = self._encode_all(list(zip(wanted, related, strict=True)), namespace)
-        keys, writes = self._scheduler.wait(self._scheduler.submit_background(Job(steps), _PRECOMPUTE_PATIENCE))
-        for write in writes:  # while one chunk is written to lower tiers, the next ones are computed
-            if write is not None:
-                write.settled()
-        return keys
-
-    def _encode_all(
-        self, chunks: Sequence[tuple[Chunk, Sequence[Chunk]]], namespace: str
-    ) -> Steps[tuple[list[str], list[Stored | None]]]:
-        keys, writes = [], []
-
-        def encode(chunk: Chunk, others: Sequence[Chunk]) -> Stored | None:
-            key = self._chunks.key(chunk, namespace)
-            self.store.known.learn(namespace)
-            self._misses.want(key)
-            keys.append(key)
-            return self._encode(chunk, namespace, others)
-
-        for chunk, others in chunks:
-            writes.append((yield from do(Alone(lambda chunk=chunk, others=others: encode(chunk, others)))))  # type: ignore[misc]
-        return keys, writes
-
-    def _encode(self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = ()) -> Stored | None:
-        write, computed = self._chunks.encode(chunk, namespace, behind)
-        if computed:
-            self._counters.add("precomputed")
-        return write
+        return self._keeping.precompute(chunks, behind, namespace)
 
     def content_key(self, chunk: Chunk, *, namespace: str = DEFAULT_NAMESPACE) -> str:
         """Return the key of a chunk: its tokens, the model and the namespace, keyed with the namespace's secret."""
@@ -205,29 +178,14 @@ class Engine:
 
     def forget_keys(self, keys: Iterable[str]) -> int:
         """Remove chunks by the content keys that :meth:`precompute` returned, whatever model they were made with."""
-        gone = set(keys)
-
-        def forget() -> int:
-            self._misses.forget(gone)
-            return self._chunks.forget(gone)
-
-        return self._scheduler.call(forget)
+        return self._keeping.forget_keys(keys)
 
     def namespaces(self) -> tuple[NamespaceStats, ...]:
         """Return what every namespace has in each tier, what other models left included; in order of their tags.
 
         Namespaces that neither the settings nor a call to this engine has named are told by their tags alone.
         """
-        model = model_of(self._chunks.namespace(DEFAULT_NAMESPACE).tag)
-        return tuple(
-            NamespaceStats(
-                name=self.store.known.name(tenant_of(usage.tag)),
-                tag=usage.tag,
-                current=model_of(usage.tag) == model,
-                tiers=usage.tiers,
-            )
-            for usage in self.store.namespaces()
-        )
+        return self._keeping.namespaces(DEFAULT_NAMESPACE)
 
     def drop_namespace(self, name: str) -> Dropped:
         """Remove every chunk of a namespace from every tier, whatever model it was made with.
@@ -238,21 +196,13 @@ class Engine:
         Raises:
             InvalidInput: not a usable name.
         """
-        self._chunks.namespace(name)
-
-        def disown() -> str:
-            self._misses.drop(name)
-            tag = self.store.known.learn(name)
-            self._chunks.disown(tag)
-            return tag
-
-        return self.store.drop(self._scheduler.call(disown))  # requests need not wait for that
+        return self._keeping.drop_namespace(name)
 
     def _finished(self, request: Request, report: Report) -> None:
         """Take note of a request that has reached its first token."""
         self._counters.finished(report)
         if self.config.recompute_misses:
-            self._misses.queue(request, report)
+            self._keeping.misses.queue(request, report)
 
     # --------------------------------------------------------------- answers
 
@@ -267,6 +217,7 @@ class Engine:
         compare_full: bool = False,
         positions: bool = False,
         deadline: float | None = None,
+        request_id: str | None = None,
     ) -> Answer:
         """Return the answer with its report. Arguments and errors are those of :meth:`stream`."""
         stream = self.stream(
@@ -278,6 +229,7 @@ class Engine:
             compare_full=compare_full,
             positions=positions,
             deadline=deadline,
+            request_id=request_id,
         )
         with stream:
             for event in stream:
@@ -297,6 +249,7 @@ class Engine:
         positions: bool = False,
         arrived: float | None = None,
         deadline: float | None = None,
+        request_id: str | None = None,
     ) -> AnswerStream:
         """Answer token by token; the last event is the :class:`Answer`. Closing the stream cancels.
 
@@ -312,6 +265,7 @@ class Engine:
             arrived: reading of :func:`time.perf_counter` that TTFT counts from; ``None`` is now.
             deadline: reading of :func:`time.monotonic` at which the answer ends, however far it has come; ``None``:
                 never.
+            request_id: what logs call it: 1 to 128 printable ASCII characters without spaces.
 
         Raises:
             InvalidInput, InvalidPlan, InvalidPrompt, PromptTooLong, ResourceExhausted: at once, before anything runs.
@@ -328,7 +282,7 @@ class Engine:
         if deadline is not None and not isinstance(deadline, (int, float)):
             raise InvalidInput("deadline", deadline, "a reading of time.monotonic()")
         request, room = self._admit(
-            prompt, plan, namespace, chosen.max_new_tokens, arrived, compared=compare_full, positions=positions
+            prompt, plan, namespace, chosen.max_new_tokens, arrived, compare_full, positions, request_id
         )
         channel = Channel(lambda: self._counters.add("new_tokens"))
         steps = self._pipeline.answer(request, chosen, channel.put)
@@ -412,10 +366,11 @@ class Engine:
         arrived: float | None = None,
         compared: bool = False,
         positions: bool = False,
+        request_id: str | None = None,
     ) -> tuple[Request, Room]:
         if self._closed:
             raise Closed("the engine is closed")
-        admitted = self._admission.admit(prompt, plan, namespace, reserve, arrived, compared, positions)
+        admitted = self._admission.admit(prompt, plan, namespace, reserve, arrived, compared, positions, request_id)
         self.store.known.learn(namespace)
         return admitted
 
@@ -428,7 +383,7 @@ class Engine:
         """The least that a request's prefill will take: what may be in the store is counted as if it cost nothing."""
         prompt = request.prompt
         full_ms = self._speed.full_ms(len(prompt))
-        if planner.decide(request.plan, self.calibration).method == "full":
+        if planner.decide(request.plan, self.calibration, self._quality.stopped).method == "full":
             return full_ms
         computed = sum(len(segment) for segment in prompt.segments if isinstance(segment, Text))
         return full_ms * computed / len(prompt)
@@ -450,13 +405,25 @@ class Engine:
             calibrated=self.calibration is not None,
             waiting=self._scheduler.waiting,
             counters=self._counters.snapshot(),
-            background=self._misses.counts(),
+            background=self._keeping.misses.counts(),
             scratch=self._admission.scratch(),
             tiers=self.store.tier_stats(),
             loads=self.store.load_stats(),
             writes=self.store.write_stats(),
             tenants=tenant_stats(self.store),
+            shadow=self._shadows.stats(),
         )
+
+    def reset_shadow(self) -> Trip | None:
+        """Let ``auto`` blend again after its quality stopped it (:class:`~blend.config.ShadowConfig`).
+
+        Returns since when it was stopped, and why; ``None`` where it was not. What was compared till then does not
+        stop it again.
+
+        Raises:
+            TierUnavailable: the store's directory does not let go of the record; ``auto`` stays stopped.
+        """
+        return self._quality.reset()
 
     @property
     def alive(self) -> bool:
@@ -464,12 +431,15 @@ class Engine:
         return not self._closed and self._scheduler.alive
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until no background precompute is left (``timeout`` in seconds); returns whether that is so."""
-        return self._misses.wait_idle(timeout)
+        """Wait until no background work is left (``timeout`` in seconds); returns whether that is so."""
+        end = None if timeout is None else monotonic() + timeout
+        done = self._keeping.misses.wait_idle(timeout)
+        return self._shadows.wait_idle(None if end is None else max(0.0, end - monotonic())) and done
 
     def stop_background(self) -> None:
-        """Drop the chunks that requests missed and that are still to be computed, and take no more of them."""
-        self._misses.close()
+        """Drop missed chunks that are still to be computed and requests that are to be compared, and take no more."""
+        self._keeping.misses.close()
+        self._shadows.close()
 
     def close(self) -> None:
         """Let the running step finish, end all work and close the store. Safe to call again."""
@@ -477,7 +447,8 @@ class Engine:
             return
         self._closed = True
         self._scheduler.close()
-        self._misses.close()
+        self._keeping.misses.close()
+        self._shadows.close()
         self._chunks.close()
         self.store.close()
         self._scheduler.join()  # what waited for the store has been let go by now

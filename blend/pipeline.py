@@ -41,6 +41,7 @@ class Request:
     ``admitted`` the one that its wait for the engine does. ``repair`` is run in the place of the plan's method, over
     the chunks that the plan loads. ``compared`` tells whether the prompt is run at full prefill afterwards, on a canvas
     of its own; ``positions`` whether the report lists what was recomputed. ``filled`` is called once the canvas is.
+    ``id`` is what logs call it.
     """
 
     prompt: Prompt
@@ -53,6 +54,7 @@ class Request:
     compared: bool = False
     positions: bool = False
     filled: Callable[[], None] | None = None
+    id: str = "-"
 
 
 @dataclass(eq=False)
@@ -75,7 +77,9 @@ class Pipeline:
         speed: what is known of full prefill's speed.
         max_rows: most rows of one forward pass.
         crowded: whether others wait for the engine, and as little as may be is left to its thread.
+        stopped: says why ``auto`` may not blend now; nothing where it may.
         finished: told of a request that has its first token.
+        answered: told of a request whose answer is over, with its report.
     """
 
     def __init__(
@@ -87,7 +91,9 @@ class Pipeline:
         speed: planner.PrefillSpeed,
         max_rows: int,
         crowded: Callable[[], bool],
+        stopped: Callable[[], str],
         finished: Callable[[Request, Report], None],
+        answered: Callable[[State, Report], None],
     ) -> None:
         self.decoder = decoder
         self._tokenizer = tokenizer
@@ -96,38 +102,47 @@ class Pipeline:
         self._speed = speed
         self._max_rows = max_rows
         self._crowded = crowded
+        self._stopped = stopped
         self._finished = finished
+        self._answered = answered
 
     def answer(self, request: Request, sampling: Sampling, emit: Callable[[Token], None]) -> Steps[Answer]:
         """Prefill, then decode token by token; ``emit`` gets each of them."""
-        sampler, draft = Sampler(sampling), Draft(self._tokenizer, sampling.stop)
+        draft = Draft(self._tokenizer, sampling.stop)
         state = yield from self.prefill(request)
+        finish = yield from self._decode(state, sampling, draft, emit)
+        report = state.report
+        if request.compared and finish in ("stop", "length"):
+            try:
+                report = replace(report, comparison=(yield from self.compare(state.token_ids, state.logits)))
+            except (Cancelled, DeadlineExceeded) as error:
+                report = replace(report, warnings=(*report.warnings, f"not compared with full prefill: {error}"))
+        self._answered(state, report)
+        return Answer(draft.text(), tuple(draft.token_ids), finish, report)
+
+    def _decode(self, state: State, sampling: Sampling, draft: Draft, emit: Callable[[Token], None]) -> Steps[Finish]:
+        """Generate the answer; returns how it ended. The state has its report as of the first token then."""
+        sampler = Sampler(sampling)
         token = sampler.choose(state.logits)
-        report = self._at_first_token(state)
+        state.report = self._at_first_token(state)
         try:
             while token not in self._tokenizer.eos_ids:
                 emit(draft.push(token))
                 if draft.stopped or len(draft) == sampling.max_new_tokens:
                     break
-                position = len(request.prompt) + len(draft) - 1
+                position = len(state.token_ids) + len(draft) - 1
                 token = yield from do(Decode(state.canvas, token, position, sampler))
         except (Cancelled, DeadlineExceeded) as error:
-            finish: Finish = "cancelled" if isinstance(error, Cancelled) else "deadline"
-            return Answer(draft.text(), tuple(draft.token_ids), finish, report)
-        finish = "stop" if draft.stopped or token in self._tokenizer.eos_ids else "length"
-        if request.compared:
-            try:
-                report = replace(report, comparison=(yield from self.compare(state)))
-            except (Cancelled, DeadlineExceeded) as error:
-                report = replace(report, warnings=(*report.warnings, f"not compared with full prefill: {error}"))
-        return Answer(draft.text(), tuple(draft.token_ids), finish, report)
+            return "cancelled" if isinstance(error, Cancelled) else "deadline"
+        return "stop" if draft.stopped or token in self._tokenizer.eos_ids else "length"
 
     def prefilled(self, request: Request) -> Steps[State]:
         """Prefill, and the comparison where one is asked for."""
         state = yield from self.prefill(request)
         state.report = self._at_first_token(state)
         if request.compared:
-            state.report = replace(state.report, comparison=(yield from self.compare(state)))
+            comparison = yield from self.compare(state.token_ids, state.logits)
+            state.report = replace(state.report, comparison=comparison)
         return state
 
     def _at_first_token(self, state: State) -> Report:
@@ -147,7 +162,7 @@ class Pipeline:
             ResourceExhausted: the device ran out of memory.
         """
         lost: dict[ObjectKey, str] = {}
-        decision = planner.decide(request.plan, self._calibration)
+        decision = planner.decide(request.plan, self._calibration, self._stopped())
         if request.repair is not None:
             decision = replace(decision, method=request.repair.name, ratio=request.repair.ratio)
         while True:
@@ -206,6 +221,7 @@ class Pipeline:
             queue_ms=times.waited_ms,
             full_estimate_ms=self._speed.full_ms(len(prompt)),
             calibrated=self._calibration is not None,
+            stopped=self._stopped(),
             positions=request.positions,
             lost=lost,
         )
@@ -250,16 +266,19 @@ class Pipeline:
                 token = yield from do(Decode(canvas, token, tokens + len(produced) - 1, sampler))
         return tuple(produced)
 
-    def compare(self, state: State) -> Steps[Comparison]:
-        """Run the same prompt at full prefill, in passes of its own, and return how far the request was from it."""
-        canvas = self.decoder.new_canvas(len(state.token_ids))
-        positions = torch.arange(len(state.token_ids), device=state.token_ids.device)
-        computing = Prefill(canvas, state.token_ids, positions, shared=False)
+    def compare(self, token_ids: torch.Tensor, logits: torch.Tensor) -> Steps[Comparison]:
+        """Run a prompt ``[N]`` at full prefill, in passes of its own; returns how far ``logits`` ``[V]`` are from it.
+
+        The KL of logits that are not finite is NaN.
+        """
+        canvas = self.decoder.new_canvas(len(token_ids))
+        computing = Prefill(canvas, token_ids, torch.arange(len(token_ids), device=token_ids.device), shared=False)
         full = yield from do(computing)
-        kl = torch.nn.functional.kl_div(
-            state.logits.log_softmax(-1), full.log_softmax(-1), reduction="sum", log_target=True
+        kl = float(
+            torch.nn.functional.kl_div(logits.log_softmax(-1), full.log_softmax(-1), reduction="sum", log_target=True)
         )
-        return Comparison(computing.took_ms, max(0.0, float(kl)), bool(full.argmax() == state.logits.argmax()))
+        # Rounding may take it below 0; NaN is to stay NaN, which max() would not have it.
+        return Comparison(computing.took_ms, 0.0 if kl < 0 else kl, bool(full.argmax() == logits.argmax()))
 
 
 class _Times:

@@ -20,6 +20,7 @@ def build_report(
     queue_ms: float,
     full_estimate_ms: float,
     calibrated: bool,
+    stopped: str,
     positions: bool,
     lost: Lost,
 ) -> Report:
@@ -50,17 +51,19 @@ def build_report(
             recompute=outcome.recompute_ms,
         ),
         full_estimate_ms=full_estimate_ms,
-        warnings=_warnings(decision, blend, budget, outcome, calibrated, lost),
+        warnings=_warnings(decision, blend, budget, outcome, calibrated, stopped, lost),
         recomputed_positions=tuple(outcome.rows.tolist()) if positions else None,
     )
 
 
 def _warnings(
-    decision: Decision, blend: Blend, budget: Budget, outcome: Outcome, calibrated: bool, lost: Lost
+    decision: Decision, blend: Blend, budget: Budget, outcome: Outcome, calibrated: bool, stopped: str, lost: Lost
 ) -> tuple[str, ...]:
     found = [f"planned again: {wanted} was lost while it was loaded: {why}" for wanted, why in lost.items()]
     if decision.method not in EXACT_METHODS and not calibrated:
         found.append("this model has no calibration: its loss against full prefill is unknown")
+    if decision.method not in EXACT_METHODS and stopped:
+        found.append(stopped)
     if decision.method not in PLAIN_METHODS:
         wanted = Budget(budget.layers, budget.cached, budget.ratio).rows(probe=0)
         none = wanted and len(outcome.selection.positions) == 0 and bool(blend.candidates.any())

@@ -91,11 +91,55 @@ class ScratchStats:
 
 
 @dataclass(frozen=True)
+class MethodQuality:
+    """How close requests were to full prefill whose plans named one method, by the KL of their first token in nats.
+
+    Since the start ``compared`` were, ``agreed`` of them in the likeliest token; ``kl_sum`` is over these, and so are
+    ``kl_buckets``: bounds, each with how many had a KL of at most that. The others are of the last ``window`` of them,
+    ``None`` where there are too few: ``upper_kl`` is the upper end of the mean's confidence interval, one-sided at 95%.
+    """
+
+    compared: int
+    agreed: int
+    kl_sum: float
+    kl_buckets: tuple[tuple[float, int], ...]
+    window: int
+    mean_kl: float | None
+    upper_kl: float | None
+    last_kl: float | None
+    top1_agreement: float | None
+
+
+@dataclass(frozen=True)
+class ShadowStats:
+    """Requests that were also run at full prefill, and what followed from that.
+
+    Of the requests chosen by ``share``, ``run`` were compared in the background, ``failed`` ended in an error,
+    ``dropped`` went without for lack of time or memory, and ``pending`` wait. ``broken`` counts comparisons whose KL
+    was no number. ``methods`` is by the method that plans named, and has what was compared on demand, too. ``tripped``:
+    whether ``auto`` was stopped, since when (ISO 8601, UTC), and why.
+    """
+
+    share: float
+    max_kl: float | None
+    run: int
+    failed: int
+    dropped: int
+    pending: int
+    broken: int
+    methods: Mapping[str, MethodQuality]
+    tripped: bool
+    since: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """The model's identity and shape, counters since start, and the state of memory, tiers, loads, writes, tenants.
 
     ``kernels`` is the version that runs: ``triton``, ``torch`` or ``reference``. Where another engine than
-    the native one runs, ``waiting`` and ``scratch`` are ``None``: it queues and plans its memory itself.
+    the native one runs, ``waiting`` and ``scratch`` are ``None``, for it queues and plans its memory itself, and so is
+    ``shadow``, for nothing is compared.
     """
 
     model: str
@@ -115,6 +159,7 @@ class EngineStats:
     loads: LoadStats
     writes: WriteStats
     tenants: tuple[TenantStats, ...] = ()
+    shadow: ShadowStats | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as plain dicts, lists, strings and numbers."""

@@ -75,7 +75,9 @@ class ServerConfig:
             if self.engine.threads is not None:
                 raise InvalidConfig("threads", self.engine.threads, "none with vLLM, which reads OMP_NUM_THREADS")
             if self.engine.shadow.share > 0:
-                raise InvalidConfig("shadow.share", self.engine.shadow.share, "0 with vLLM, which compares nothing")
+                raise InvalidConfig("shadow.share", self.engine.shadow.share, "0 with vLLM, where nothing is compared")
+            if self.engine.shadow.max_kl is not None:
+                raise InvalidConfig("shadow.max_kl", self.engine.shadow.max_kl, "none with vLLM, which is not compared")
 
     @property
     def path(self) -> Path:

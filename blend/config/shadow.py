@@ -13,13 +13,13 @@ class ShadowConfig:
     """Which requests are compared with full prefill after their answer, and from what loss on ``auto`` is stopped.
 
     Args:
-        share: of the requests that were blended, from 0 (none) to 1 (all).
-        max_kl: most mean KL, in nats, between the first token at full prefill and as it was blended; where it is
-            shown to be exceeded, ``auto`` runs full prefill until it is reset. ``None``: nothing is stopped.
-        window: the last so many compared requests count.
-        least: fewer compared requests than that stop nothing; at most ``window``.
-        backlog: most requests that wait for their comparison; further ones go without.
-        seed: which requests of a share are compared; the same one chooses the same among the same ids.
+        share: of the answered requests that had something from the store in them, from 0 (none) to 1 (all).
+        max_kl: most mean KL(full ‖ blended) of the first token, in nats, of what ``auto`` blended; where it is higher,
+            or a KL is no number, ``auto`` runs full prefill until it is reset. ``None``: nothing is stopped.
+        window: the mean is of the last so many compared requests.
+        least: fewer of them do not stop ``auto``; at most ``window``.
+        backlog: most requests that wait to be compared; further ones go without.
+        seed: of the random choice.
 
     Raises:
         InvalidConfig: a value is not allowed, or not with the others.

@@ -34,8 +34,11 @@ class Decision:
         return Budget(layers, cached, self.ratio, self.max_charged)
 
 
-def decide(plan: Plan, calibration: Calibration | None) -> Decision:
+def decide(plan: Plan, calibration: Calibration | None, stopped: str = "") -> Decision:
     """Turn a plan into a decision, before anything is looked up.
+
+    Args:
+        stopped: why ``auto`` may not blend now, if so.
 
     Raises:
         InvalidPlan: the plan names an unknown method.
@@ -46,6 +49,8 @@ def decide(plan: Plan, calibration: Calibration | None) -> Decision:
         fixed = {"full": 1.0, "prefix": 0.0, "reuse": 0.0}
         ratio = DEFAULT_RATIO if plan.ratio is None else plan.ratio
         return Decision(plan.method, fixed.get(plan.method, ratio), plan.max_charged, False, "as asked")
+    if stopped:
+        return Decision("full", 1.0, None, True, stopped)
     if calibration is None:
         return Decision("full", 1.0, None, True, "this model has no calibration")
     cap = DEFAULT_RATIO if plan.max_charged is None else plan.max_charged

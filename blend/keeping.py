@@ -1,0 +1,115 @@
+"""An engine's chunks as they come and go: computed when asked for or missed, forgotten, dropped with a namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from blend.chunks import ChunkCache
+from blend.errors import InvalidInput, InvalidPrompt
+from blend.misses import Misses
+from blend.serving.job import Job
+from blend.serving.scheduler import Scheduler
+from blend.serving.steps import Alone, Steps, do
+from blend.stats import Counters, NamespaceStats
+from blend.store import Dropped, Stored, TieredStore
+from blend.store.key import model_of, tenant_of
+from blend.types import Chunk
+
+_PATIENCE = 0.5
+"""Seconds that a chunk which somebody waits for lets requests go before it."""
+
+
+class Keeping:
+    """What :class:`blend.Engine` does with chunks outside of requests: its methods say more. Thread-safe.
+
+    Args:
+        scheduler: owns the engine's thread.
+        chunks: the model's chunks in the store.
+        store: the store.
+        counters: told of each chunk that was computed.
+
+    Attributes:
+        misses: what requests missed.
+    """
+
+    def __init__(self, scheduler: Scheduler, chunks: ChunkCache, store: TieredStore, counters: Counters) -> None:
+        self._scheduler = scheduler
+        self._chunks = chunks
+        self._store = store
+        self._counters = counters
+        self.misses = Misses(scheduler, chunks.key, self._encode)
+
+    def precompute(
+        self, chunks: Iterable[Chunk], behind: Sequence[Sequence[Chunk]] | None, namespace: str
+    ) -> list[str]:
+        """Encode and store what is missing; returns content keys once all of it is as durable as it gets."""
+        wanted = list(chunks)
+        for chunk in wanted:
+            if not isinstance(chunk, Chunk):
+                raise InvalidPrompt("chunks", chunk, "Chunk values")
+        related: Sequence[Sequence[Chunk]] = [()] * len(wanted) if behind is None else behind
+        if len(related) != len(wanted):
+            raise InvalidInput("behind", f"{len(related)} entries", f"one for each of the {len(wanted)} chunks")
+        steps = self._encode_all(list(zip(wanted, related, strict=True)), namespace)
+        keys, writes = self._scheduler.wait(self._scheduler.submit_background(Job(steps), _PATIENCE))
+        for write in writes:  # while one chunk is written to lower tiers, the next ones are computed
+            if write is not None:
+                write.settled()
+        return keys
+
+    def _encode_all(
+        self, chunks: Sequence[tuple[Chunk, Sequence[Chunk]]], namespace: str
+    ) -> Steps[tuple[list[str], list[Stored | None]]]:
+        keys, writes = [], []
+
+        def encode(chunk: Chunk, others: Sequence[Chunk]) -> Stored | None:
+            key = self._chunks.key(chunk, namespace)
+            self._store.known.learn(namespace)
+            self.misses.want(key)
+            keys.append(key)
+            return self._encode(chunk, namespace, others)
+
+        for chunk, others in chunks:
+            writes.append((yield from do(Alone(lambda chunk=chunk, others=others: encode(chunk, others)))))  # type: ignore[misc]
+        return keys, writes
+
+    def _encode(self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = ()) -> Stored | None:
+        write, computed = self._chunks.encode(chunk, namespace, behind)
+        if computed:
+            self._counters.add("precomputed")
+        return write
+
+    def forget_keys(self, keys: Iterable[str]) -> int:
+        """Remove chunks by content key from every tier; returns how many objects went."""
+        gone = set(keys)
+
+        def forget() -> int:
+            self.misses.forget(gone)
+            return self._chunks.forget(gone)
+
+        return self._scheduler.call(forget)
+
+    def namespaces(self, namespace: str) -> tuple[NamespaceStats, ...]:
+        """Return what every namespace has in each tier. Any ``namespace`` tells which of the tags are this model's."""
+        model = model_of(self._chunks.namespace(namespace).tag)
+        return tuple(
+            NamespaceStats(
+                name=self._store.known.name(tenant_of(usage.tag)),
+                tag=usage.tag,
+                current=model_of(usage.tag) == model,
+                tiers=usage.tiers,
+            )
+            for usage in self._store.namespaces()
+        )
+
+    def drop_namespace(self, name: str) -> Dropped:
+        """Remove every chunk of a namespace from every tier, whatever model it was made with."""
+        self._chunks.namespace(name)
+
+        def disown() -> str:
+            self.misses.drop(name)
+            tag = self._store.known.learn(name)
+            self._chunks.disown(tag)
+            return tag
+
+        return self._store.drop(self._scheduler.call(disown))  # requests need not wait for that
