@@ -31,6 +31,7 @@ REQUIRED: Mapping[str, Role] = {
     "GetStats": "reader",
     "Ingest": "writer",
     "DeleteDocument": "writer",
+    "ResetQuality": "admin",
 }
 """The least role that may call each rpc."""
 

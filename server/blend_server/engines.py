@@ -14,6 +14,7 @@ from blend.types import Answer, Chunk, Plan, Prompt, Sampling, Token
 
 if TYPE_CHECKING:
     from blend.model.tokenizer import Tokenizer
+    from blend.shadow.record import Trip
     from blend.stats import EngineStats
 
 logger = logging.getLogger("blend_server")
@@ -58,12 +59,17 @@ class ServedEngine(Protocol):
         positions: bool = False,
         arrived: float | None = None,
         deadline: float | None = None,
+        request_id: str | None = None,
     ) -> Iterator[Token | Answer]:
         """Answer token by token, the :class:`~blend.types.Answer` last. Closing the iterator cancels."""
         ...
 
     def stats(self) -> EngineStats:
         """Return figures."""
+        ...
+
+    def reset_shadow(self) -> Trip | None:
+        """Let ``auto`` blend again after its quality stopped it; returns what had stopped it."""
         ...
 
     @property

@@ -21,6 +21,7 @@ from blend.types import Answer, Token
 from blend_server import audit, convert
 from blend_server.auth import Gate, caller
 from blend_server.engines import ServedEngine
+from blend_server.interceptors import request_id
 from blend_server.places import Places
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
@@ -169,6 +170,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
                 positions=request.want_positions,
                 arrived=arrived,
                 deadline=_deadline(context),
+                request_id=request_id.get(),
             )
             stream = self._worker.stream(events)
             context.add_done_callback(lambda _: stream.cancel())
@@ -223,6 +225,15 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         )
         stats.started_at.FromMilliseconds(int(self._started * 1e3))
         return stats
+
+    async def ResetQuality(
+        self, request: pb.ResetQualityRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ResetQualityResponse:
+        """Let ``auto`` blend again; see the proto file."""
+        trip = await self._threads.call(self._engine.reset_shadow)
+        if trip is None:
+            return pb.ResetQualityResponse()
+        return pb.ResetQualityResponse(was_stopped=True, since=trip.since, reason=trip.reason)
 
 
 def _with_wait(answer: Answer, waited_ms: float) -> Answer:

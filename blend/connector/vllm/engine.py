@@ -159,10 +159,12 @@ class VllmEngine:
         positions: bool = False,
         arrived: float | None = None,
         deadline: float | None = None,
+        request_id: str | None = None,
     ) -> Iterator[Token | Answer]:
         """Answer token by token; the last event is the :class:`Answer`. Closing the iterator cancels.
 
-        Arguments and errors are those of :meth:`blend.Engine.stream`, but for ``compare_full``.
+        Arguments and errors are those of :meth:`blend.Engine.stream`, but for ``compare_full``; vLLM's logs know the
+        request by its ``request_id`` with something unique behind it.
 
         Raises:
             InvalidInput: ``compare_full``: vLLM's answers are not held against a full prefill.
@@ -194,15 +196,17 @@ class VllmEngine:
         if chunks:
             made = build_prompt(prompt.segments, plan, tenant=namespace, positions=positions)
             extra = {"kv_transfer_params": made["kv_transfer_params"]}
-        return self._stream(asked, chosen, extra, deadline)
+        unique = uuid.uuid4().hex
+        name = unique if request_id is None else f"{request_id}-{unique}"
+        return self._stream(asked, chosen, extra, deadline, name)
 
     def _stream(
-        self, asked: Asked, chosen: Sampling, extra: Mapping[str, Any] | None, deadline: float | None
+        self, asked: Asked, chosen: Sampling, extra: Mapping[str, Any] | None, deadline: float | None, name: str
     ) -> Iterator[Token | Answer]:
         outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         draft, late = Draft(self.tokenizer, chosen.stop), False
         ttft_ms, last = 0.0, cast(Any, None)
-        work = self._generate(asked.prompt, chosen, extra, outputs)
+        work = self._generate(asked.prompt, chosen, extra, outputs, name)
         task = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             while (output := outputs.get()) is not _END:
@@ -234,6 +238,7 @@ class VllmEngine:
         chosen: Sampling,
         extra: Mapping[str, Any] | None,
         outputs: queue.SimpleQueue[Any],
+        name: str,
     ) -> None:
         """Put vLLM's outputs into a queue, and :data:`_END` behind them, however that ends."""
         from vllm import SamplingParams
@@ -253,7 +258,7 @@ class VllmEngine:
         )
         try:
             tokens = {"prompt_token_ids": list(prompt.token_ids)}
-            async for output in self._llm.generate(tokens, params, uuid.uuid4().hex):
+            async for output in self._llm.generate(tokens, params, name):
                 outputs.put(output)
         except (EngineDeadError, EngineGenerateError) as error:
             raise Closed(f"vLLM failed: {error}") from error
@@ -294,6 +299,9 @@ class VllmEngine:
             writes=WriteStats(**found["writes"]),
             tenants=tuple(TenantStats(**stats) for stats in found["tenants"]),
         )
+
+    def reset_shadow(self) -> None:
+        """Do nothing: no answer is held against a full prefill here, so nothing stops ``auto``."""
 
     @property
     def alive(self) -> bool:

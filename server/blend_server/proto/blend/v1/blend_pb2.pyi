@@ -394,6 +394,20 @@ class Comparison(_message.Message):
     top1_agrees: bool
     def __init__(self, full_ms: _Optional[float] = ..., first_token_kl: _Optional[float] = ..., top1_agrees: _Optional[bool] = ...) -> None: ...
 
+class ResetQualityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetQualityResponse(_message.Message):
+    __slots__ = ("was_stopped", "since", "reason")
+    WAS_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    was_stopped: bool
+    since: str
+    reason: str
+    def __init__(self, was_stopped: _Optional[bool] = ..., since: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class GetStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

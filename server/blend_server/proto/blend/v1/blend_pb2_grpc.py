@@ -69,6 +69,11 @@ class BlendServiceStub:
                 request_serializer=blend_dot_v1_dot_blend__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=blend_dot_v1_dot_blend__pb2.Stats.FromString,
                 _registered_method=True)
+        self.ResetQuality = channel.unary_unary(
+                '/blend.v1.BlendService/ResetQuality',
+                request_serializer=blend_dot_v1_dot_blend__pb2.ResetQualityRequest.SerializeToString,
+                response_deserializer=blend_dot_v1_dot_blend__pb2.ResetQualityResponse.FromString,
+                _registered_method=True)
 
 
 class BlendServiceServicer:
@@ -151,6 +156,14 @@ class BlendServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetQuality(self, request, context):
+        """Lets `auto` blend again after the quality of compared answers stopped it; it has run full prefill since. What was
+        compared till then does not stop it again. For an administrator alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BlendServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -188,6 +201,11 @@ def add_BlendServiceServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=blend_dot_v1_dot_blend__pb2.GetStatsRequest.FromString,
                     response_serializer=blend_dot_v1_dot_blend__pb2.Stats.SerializeToString,
+            ),
+            'ResetQuality': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetQuality,
+                    request_deserializer=blend_dot_v1_dot_blend__pb2.ResetQualityRequest.FromString,
+                    response_serializer=blend_dot_v1_dot_blend__pb2.ResetQualityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -379,6 +397,33 @@ class BlendService:
             '/blend.v1.BlendService/GetStats',
             blend_dot_v1_dot_blend__pb2.GetStatsRequest.SerializeToString,
             blend_dot_v1_dot_blend__pb2.Stats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetQuality(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blend.v1.BlendService/ResetQuality',
+            blend_dot_v1_dot_blend__pb2.ResetQualityRequest.SerializeToString,
+            blend_dot_v1_dot_blend__pb2.ResetQualityResponse.FromString,
             options,
             channel_credentials,
             insecure,
