@@ -104,6 +104,25 @@ class Tokenizer:
         """The text of ``token_ids``; special tokens are left out."""
         return str(self._template.decode(list(token_ids), skip_special_tokens=True))
 
+    def pieces(self, token_ids: Iterable[int]) -> list[str]:
+        """The text of each of ``token_ids``, special tokens as they are written: for people to look at.
+
+        Where several tokens make one character, the last one has it and the others are empty; what is no character in
+        the end is U+FFFD. Joined, the pieces of text without special tokens are the text that :meth:`decode` gives.
+        """
+        stream = self.detokenizer()
+        pieces: list[str] = []
+        for token_id in token_ids:
+            if token_id not in self._special:
+                pieces.append(stream.push(token_id))
+                continue
+            if pieces:
+                pieces[-1] += stream.flush()  # no character goes on behind a special token
+            pieces.append(str(self._template.id_to_token(token_id)))
+        if pieces:
+            pieces[-1] += stream.flush()
+        return pieces
+
     def detokenizer(self) -> Detokenizer:
         """A new :class:`Detokenizer` for one stream of tokens."""
         return Detokenizer(self)

@@ -235,3 +235,20 @@ def test_the_default_models_tokenizer_keeps_control_strings_as_text(default_mode
 
 def _stream(detokenizer: Detokenizer, ids: tuple[int, ...] | list[int]) -> list[str]:
     return [*map(detokenizer.push, ids), detokenizer.flush()]
+
+
+@given(st.text(max_size=12))
+def test_the_pieces_of_a_text_make_it_up(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    pieces = tokenizer.pieces(ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == tokenizer.decode(ids) == text
+
+
+def test_pieces_show_what_tokens_cannot(tokenizer: Tokenizer) -> None:
+    euro = tokenizer.encode("€")
+    assert tokenizer.pieces((1, *euro, 2)) == ["<|start|>", "", "", "€", "<|end|>"]
+    assert tokenizer.pieces((*euro[:2], 2, *euro[:1])) == ["", "\ufffd", "<|end|>", "\ufffd"]
+    assert tokenizer.pieces(()) == []
+    worn = _sentencepiece()
+    assert worn.pieces(worn.encode("hello €")) == ["", "h", "e", "l", "l", "o", " ", "", "", "€"]

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import count
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
+from blend import page
 from blend.errors import InvalidInput
-from blend.eval.report import quality, robustness, tables, times
+from blend.eval.report import quality, robustness, series, tables, times
 from blend.eval.report.breakeven import break_even, streams
 from blend.eval.report.drawing import Look, Plot, looks
-from blend.eval.report.heatmap import Map, heatmap
 from blend.eval.report.series import Section, measured, sections
 from blend.eval.report.tables import Table
-from blend.eval.report.text import clean, cleaned, metric
+from blend.eval.report.text import metric
 from blend.eval.stats import FEWEST
-from blend.eval.values import PerfPoint, Results
+from blend.eval.values import Heatmap, PerfPoint, Results
+from blend.page import Map
+from blend.page.text import clean, cleaned
 
 TITLE = "What blending keeps, and what it saves"
 """The title of a page that is given none."""
-
-_TEMPLATES = "templates"
 
 
 def render(results: Sequence[Results], *, title: str | None = None) -> str:
@@ -49,21 +43,12 @@ def render(results: Sequence[Results], *, title: str | None = None) -> str:
     grouped = sections(results)
     look = looks(name for section in grouped for name in _named(section))
     shown = [_shown(f"s{i}", section, look) for i, section in enumerate(grouped, 1)]
-    script = _source("script.js")
-    environment = Environment(
-        loader=PackageLoader("blend.eval.report", _TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html").render(
+    return page.render(
+        "blend.eval.report",
+        "page.html",
         title=TITLE if title is None else clean(title),
+        style="plots.css",
         sections=shown,
-        style=Markup(_source("style.css")),
-        script=Markup(script),
-        # With its digest allowed and nothing else, no other script runs, whatever the results say.
-        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
     )
 
 
@@ -85,7 +70,7 @@ class Shown:
     heading: str
     sentences: tuple[str, ...]
     groups: tuple[Group, ...]
-    maps: tuple[Map, ...]
+    maps: tuple[tuple[str, str, Map], ...]
     tables: tuple[Table, ...]
     origin: tuple[Table, ...]
 
@@ -97,10 +82,16 @@ def _shown(key: str, section: Section, look: Mapping[str, Look]) -> Shown:
         _heading(section.results[0]),
         tuple(_sentences(section)),
         tuple(group for group in _groups(key, section, look) if group.first),
-        tuple(heatmap(results.heatmap) for results in section.results if results.heatmap is not None),
+        tuple(_mapped(results.heatmap) for results in section.results if results.heatmap is not None),
         tables.measurements(section),
         tables.origin(section),
     )
+
+
+def _mapped(found: Heatmap) -> tuple[str, str, Map]:
+    """A prompt's question, its method, and its tokens."""
+    mapped = page.token_map(found.tokens, found.state, found.chunks, scores=found.scores)
+    return found.question, series.name(found.method, found.ratio), mapped
 
 
 def _heading(results: Results) -> str:
@@ -218,7 +209,3 @@ def _named(section: Section) -> Iterator[str]:
     for perf in (results.perf for results in section.results if results.perf is not None):
         yield from (point.method for point in perf.points)
         yield from (method for _, method, _ in streams(perf.break_even or {}))
-
-
-def _source(name: str) -> str:
-    return files(__package__).joinpath(_TEMPLATES, name).read_text("utf-8")

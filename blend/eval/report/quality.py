@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from blend.eval.report.drawing import INK, LINE, Look, Plot, legend, plot, short
 from blend.eval.report.series import Line, by_series, finite
-from blend.eval.report.text import metric, number
+from blend.eval.report.text import metric
 from blend.eval.stats import Estimate
+from blend.page.text import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

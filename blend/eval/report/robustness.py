@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from blend.eval.report.drawing import INK, PAPER, Look, Plot, plot, short
 from blend.eval.report.series import finite, level, name
-from blend.eval.report.text import metric, number
+from blend.eval.report.text import metric
 from blend.eval.values import Level, Record
+from blend.page.text import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,10 +9,11 @@ from typing import Literal
 
 from blend.eval.report.breakeven import streams
 from blend.eval.report.series import Line, Section, finite, level, measured, name
-from blend.eval.report.text import MISSING, metric, number
+from blend.eval.report.text import metric
 from blend.eval.report.times import PARTS, REST, of_lines, title
 from blend.eval.stats import FEWEST, Estimate
 from blend.eval.values import Against, Perf
+from blend.page.text import MISSING, number
 
 _MOST_WARNINGS = 20
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,30 +10,12 @@ from typing import Any
 import pytest
 
 from blend.eval.report import render
-from tests.conftest import IN_CI
+from tests.browser import brightness, driver, emulate, requested, screen
 from tests.eval.report import documents
 
+__all__ = ["driver"]  # a fixture
+
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    """A headless Chromium; without one a skip with the reason, in CI a failure."""
-    selenium = pytest.importorskip("selenium.webdriver")
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        if IN_CI:
-            pytest.fail("CI needs chromium and chromium-driver")
-        pytest.skip("no chromium or no chromedriver on the path")
-    options = selenium.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = selenium.ChromeService(chromedriver)
-    browser = selenium.Chrome(options=options, service=service)
-    yield browser
-    browser.quit()
 
 
 @pytest.fixture(scope="module")
@@ -54,29 +35,8 @@ def page(driver: Any, address: str) -> Iterator[Any]:
     assert driver.get_log("browser") == []
 
 
-def emulate(driver: Any, scheme: str) -> None:
-    driver.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    )
-
-
-def screen(driver: Any, width: int) -> None:
-    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
-def brightness(driver: Any, selector: str, style: str) -> float:
-    """Mean of the colour channels that an element is drawn with, 0 to 255."""
-    colour = driver.execute_script(
-        "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]", selector, style
-    )
-    return sum(float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]) / 3
-
-
 def test_it_loads_in_silence_and_asks_for_nothing(page: Any, address: str) -> None:
-    messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
-    asked = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
-    assert asked <= {address}
+    assert requested(page) <= {address}
 
 
 def test_every_plot_is_drawn(page: Any) -> None:

@@ -33,14 +33,20 @@ for (const map of document.querySelectorAll(".map")) {
   const list = map.querySelector(".tokens");
   const tokens = [...list.querySelectorAll("[data-state]")];
   const places = new Map(tokens.map((token, i) => [token, i]));
-  const text = (token) => JSON.stringify(token.textContent.replaceAll("↵\n", "\n"));
+  const text = (token) => token.textContent === ""
+    ? "part of the next token's character"
+    : JSON.stringify(token.textContent.replaceAll("↵\n", "\n"));
+  const score = (token) => {
+    if (map.dataset.scored === undefined) return [];
+    return [token.dataset.score === undefined ? "no score" : `score ${token.dataset.score}`];
+  };
 
   const show = (token) => {
     const chunk = token.closest(".chunk");
     output.textContent = [
       text(token),
       token.dataset.state,
-      token.dataset.score === undefined ? "no score" : `score ${token.dataset.score}`,
+      ...score(token),
       chunk ? chunk.getAttribute("aria-label") : "outside chunks",
       `token ${places.get(token) + 1} of ${tokens.length}`,
     ].join(" · ");
