@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
@@ -16,8 +16,10 @@ from blend.types import (
     Finish,
     Outcome,
     Plan,
+    Prompt,
     Report,
     Sampling,
+    Text,
     Timings,
     Token,
     Variant,
@@ -240,6 +242,16 @@ def token_to_proto(token: Token) -> pb.Token:
 def token_from_proto(message: pb.Token) -> Token:
     """The generated token that ``message`` stands for."""
     return Token(message.token_id, message.text)
+
+
+def prompt_to_proto(prompt: Prompt, pieces: Callable[[Iterable[int]], Iterable[str]]) -> pb.PromptTokens:
+    """The message for a prompt; ``pieces`` gives the texts of a segment's tokens."""
+    message = pb.PromptTokens()
+    for start, end, segment in prompt.spans():
+        kind = pb.SEGMENT_KIND_TEXT if isinstance(segment, Text) else pb.SEGMENT_KIND_CHUNK
+        message.segments.add(kind=kind, start=start, tokens=end - start)
+        message.texts.extend(pieces(segment.token_ids))
+    return message
 
 
 def answer_to_proto(answer: Answer) -> pb.FinalAnswer:

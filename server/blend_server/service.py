@@ -31,6 +31,10 @@ from blend_server.worker import Threads, Worker
 # Threads for the library: embedding, search, SQLite. One long document must not keep questions waiting.
 _LIBRARY_THREADS = 4
 
+# An answer's end has so many seconds to reach the client before the call's deadline, at most that share of its time.
+_LAST_WORD_SECONDS = 0.5
+_LAST_WORD_SHARE = 0.2
+
 
 class NoDocuments(NotFound):
     """There is nothing to answer from. ``outdated`` counts documents that another model or chunk size was used for."""
@@ -183,6 +187,10 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
                     yield pb.AnswerEvent(token=convert.token_to_proto(event))
                 else:
                     tenant.answered += 1
+                    if request.want_tokens:
+                        pieces = self._engine.tokenizer.pieces
+                        told = await tenant.threads.call(convert.prompt_to_proto, prompt, pieces)
+                        yield pb.AnswerEvent(prompt_tokens=told)
                     yield pb.AnswerEvent(answer=convert.answer_to_proto(_with_wait(event, stream.waited_ms)))
 
     async def _passages(self, tenant: Tenant, question: str, k: int) -> tuple[list[Passage], float]:
@@ -243,6 +251,9 @@ def _with_wait(answer: Answer, waited_ms: float) -> Answer:
 
 
 def _deadline(context: grpc.aio.ServicerContext) -> float | None:
-    """When the client stops waiting, a reading of :func:`time.monotonic`; ``None``: never."""
+    """When an answer ends, a reading of :func:`time.monotonic`; ``None``: never.
+
+    That is a little before the client stops waiting: what there is by then has to reach it.
+    """
     left = context.time_remaining()
-    return None if left is None else monotonic() + left
+    return None if left is None else monotonic() + left - min(_LAST_WORD_SECONDS, left * _LAST_WORD_SHARE)

@@ -28,7 +28,7 @@ from blend.errors import InvalidConfig, InvalidInput, ResourceExhausted
 from blend.rag.library import Library
 from blend.types import Plan
 from blend_server import audit, auth, tokens
-from blend_server.client import Client, Document, ServiceError, main
+from blend_server.client import Client, Document, Retries, ServiceError, main
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1.blend_pb2_grpc import BlendServiceStub
 from blend_server.server import BlendServer
@@ -491,7 +491,7 @@ def test_a_refusal_for_now_says_when_to_try_again(
         return embed(*arguments)
 
     monkeypatch.setattr(Library, "embed", slow)
-    with Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
+    with Client(server.address, retries=Retries.none()) as client, grpc.insecure_channel(server.address) as channel:
         streams = [client.ingest([LIGHT]) for _ in range(2)]
         for stream in streams:
             next(stream)

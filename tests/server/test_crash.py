@@ -18,7 +18,7 @@ import pytest
 
 import blend_server
 from blend.types import Answer, Plan
-from blend_server.client import Client, Document, ServiceError
+from blend_server.client import Client, Document, Retries, ServiceError
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
 ROUNDS = 8
@@ -111,7 +111,7 @@ def test_what_was_acknowledged_outlives_kills_at_random_moments(serving) -> None
     early = 0
     for number in range(ROUNDS):
         server = serving()
-        with Client(server.address) as client:
+        with Client(server.address, retries=Retries.none()) as client:
             check(client, told, ask=rng.sample(range(DOCUMENTS), 3))
             # In most rounds after some acknowledgements, in the others wherever it happens to be.
             after = None if number % 4 == 3 else rng.randint(1, 5)

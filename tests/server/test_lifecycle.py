@@ -23,7 +23,7 @@ from blend.config import RagConfig, ServerConfig
 from blend.errors import Closed, InvalidConfig
 from blend.types import Answer, Plan
 from blend_server.__main__ import main
-from blend_server.client import Client, Document, ServiceError
+from blend_server.client import Client, Document, Retries, ServiceError
 from blend_server.engines import open_engine
 from blend_server.server import SERVICE_NAME, BlendServer
 
@@ -75,7 +75,7 @@ def test_health_and_reflection(tiny_server: BlendServer) -> None:
 def test_a_stop_lets_running_requests_end_and_refuses_new_ones(start: Start) -> None:
     before = threads()
     server = start()
-    with Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
+    with Client(server.address, retries=Retries.none()) as client, grpc.insecure_channel(server.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
         assert next(watch).status == SERVING
         ingest(client, LIGHT)
@@ -102,7 +102,7 @@ def test_a_stop_cancels_what_outlives_the_drain(start: Start) -> None:
         yield LIGHT
         hold.wait(60)
 
-    with Client(server.address) as client:
+    with Client(server.address, retries=Retries.none()) as client:
         stream = client.ingest(waiting())
         next(stream)
         wait_for(lambda: client.stats().corpus.documents == 1)
@@ -125,7 +125,7 @@ def test_a_server_whose_engine_fails_says_so(start: Start, monkeypatch: pytest.M
 
     monkeypatch.setattr("blend_server.server.open_engine", opened)
     server = start()
-    with Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
+    with Client(server.address, retries=Retries.none()) as client, grpc.insecure_channel(server.address) as channel:
         ingest(client, LIGHT)
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
         assert next(watch).status == SERVING

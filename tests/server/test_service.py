@@ -10,15 +10,15 @@ from dataclasses import replace
 from time import sleep
 from typing import Any
 
-import grpc
 import pytest
 
 from blend.engine import Engine
+from blend.model.tokenizer import Detokenizer
 from blend.rag.library import Library
 from blend.serving.job import Job
 from blend.serving.scheduler import Scheduler
 from blend.types import Answer, Plan, Sampling, Token
-from blend_server.client import Client, Document, ServiceError
+from blend_server.client import Client, Document, Retries, ServiceError
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.server import BlendServer
 
@@ -318,16 +318,42 @@ def test_sampling_is_by_request_and_its_usage_is_told(client: Client) -> None:
     assert stopped.text == first.text[: first.text.find(stop)]
 
 
-def test_a_deadline_that_passes_ends_the_generation(
-    client: Client, tiny_server: BlendServer, monkeypatch: pytest.MonkeyPatch
+def slow_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on each token of an answer takes a while."""
+    push = Detokenizer.push
+
+    def slow(stream: Detokenizer, token_id: int) -> str:
+        sleep(0.01)
+        return push(stream, token_id)
+
+    monkeypatch.setattr(Detokenizer, "push", slow)
+
+
+def test_an_answer_that_is_not_complete_at_its_deadline_ends_there(
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes(client, LIGHT)
-    begun = watch(monkeypatch)
-    call = client._stub.Answer(pb.AnswerRequest(question="When?", max_new_tokens=1500), timeout=1.0)
-    with pytest.raises(grpc.RpcError) as raised:
-        list(call)
-    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert begun[0].result(60).finish_reason in ("deadline", "cancelled")
+    client.ask("When?", max_new_tokens=1)
+    slow_tokens(monkeypatch)
+    answer = client.ask("When?", max_new_tokens=1500, timeout=3.0)
+    assert answer.finish_reason == "deadline"
+    assert 0 < len(answer.token_ids) < 1500
+
+
+def test_the_prompt_comes_token_by_token_on_request(client: Client) -> None:
+    outcomes(client, FERRY, LIGHT)
+    found, *_, prompt, answer = client.answer("When does the ferry leave?", k=2, plan=QUERY, tokens=True)
+    assert isinstance(found, pb.Passages) and isinstance(prompt, pb.PromptTokens) and isinstance(answer, Answer)
+    assert len(prompt.texts) == answer.report.tokens
+    segments = list(prompt.segments)
+    assert [s.start for s in segments] == [sum(s.tokens for s in segments[:n]) for n in range(len(segments))]
+    chunks = [s for s in segments if s.kind == pb.SEGMENT_KIND_CHUNK]
+    assert [(s.start, s.tokens) for s in chunks] == [(c.start, c.tokens) for c in answer.report.chunks]
+    for segment, passage in zip(chunks, found.passages, strict=True):
+        assert passage.text in "".join(prompt.texts[segment.start : segment.start + segment.tokens])
+    assert {s.kind for s in (segments[0], segments[-1])} == {pb.SEGMENT_KIND_TEXT}
+    assert "When does the ferry leave?" in "".join(prompt.texts[segments[-1].start :])
+    assert not any(isinstance(event, pb.PromptTokens) for event in client.answer("When?", plan=QUERY))
 
 
 def test_the_time_to_first_token_counts_from_the_request_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +440,7 @@ def test_requests_that_hold_the_engine_are_counted_and_bounded(
         return embed(*arguments)
 
     monkeypatch.setattr(Library, "embed", slow)
-    with Client(server.address) as client:
+    with Client(server.address, retries=Retries.none()) as client:
         streams = [client.ingest([LIGHT]) for _ in range(2)]
         for stream in streams:
             next(stream)

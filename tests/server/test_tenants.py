@@ -18,7 +18,7 @@ from blend.engine import Engine
 from blend.errors import ResourceExhausted
 from blend.rag.library import Library
 from blend.types import Plan
-from blend_server.client import Client, Document, ServiceError
+from blend_server.client import Client, Document, Retries, ServiceError
 from blend_server.places import Places
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.server import BlendServer
@@ -68,7 +68,7 @@ class House:
         return self.server
 
     def client(self, who: str) -> Client:
-        return self._clients.enter_context(Client(self.server.address, token=self.tokens[who]))
+        return self._clients.enter_context(Client(self.server.address, token=self.tokens[who], retries=Retries.none()))
 
     def close(self) -> None:
         self._clients.close()

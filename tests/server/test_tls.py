@@ -16,7 +16,7 @@ from cryptography import x509
 
 from blend.config import SecurityConfig, TlsConfig
 from blend.errors import InvalidConfig, InvalidInput
-from blend_server.client import Client, Document, ServiceError, Tls, main
+from blend_server.client import Client, Document, Retries, ServiceError, Tls, main
 from blend_server.server import BlendServer
 from blend_server.tls import server_credentials
 from tests.server.accounts import Accounts
@@ -58,7 +58,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def outcome(address: str, tls: Tls | None, token: str | None = None) -> str:
-    with Client(address, tls=tls, token=token, timeout=20) as client:
+    with Client(address, tls=tls, token=token, timeout=20, retries=Retries.none()) as client:
         try:
             client.stats()
         except ServiceError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import threading
@@ -17,10 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from blend.errors import BlendError, InvalidInput
-from blend.types import METHODS, Plan, Token
-from blend_server import convert
-from blend_server.client import connection, files, show
-from blend_server.client.api import Client, Document, ServiceError
+from blend_server.client import asking, connection, files, show
+from blend_server.client.api import Client
+from blend_server.client.failures import ServiceError
+from blend_server.client.messages import Document
 from blend_server.plain import plain
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
@@ -46,6 +45,7 @@ examples:
   blend-client ingest docs/ notes.txt
   blend-client ask "When was the lighthouse built?"
   blend-client ask "When was the lighthouse built?" --method query --ratio 0.15 --compare-full
+  blend-client ask "When was the lighthouse built?" --html answer.html
   blend-client documents --json
   blend-client delete docs/old.md
   blend-client stats --address 127.0.0.1:50061
@@ -183,7 +183,7 @@ class _Ingestion:
             self._bar.update(self._all, advance=1)
             self._bar.update(self._one, visible=False)
             if self._json:
-                _print_json(self._out, values)
+                show.as_json(self._out, values)
             elif outcome == "failed":
                 self._err.print(Text.assemble(("failed", "red"), f"     {show.safe(name)}: ", _why(values)))
             else:
@@ -201,50 +201,12 @@ def _why(values: dict[str, Any]) -> str:
     return show.safe(values["failed"]["message"])
 
 
-def _ask(client: Client, arguments: argparse.Namespace, out: Console, err: Console) -> int:
-    plan = Plan(arguments.method, arguments.ratio, arguments.max_charged, arguments.max_kl, variant=arguments.variant)
-    events = client.answer(
-        arguments.question,
-        k=arguments.k,
-        plan=plan,
-        max_new_tokens=arguments.max_new_tokens,
-        compare_full=arguments.compare_full,
-        positions=arguments.positions,
-        passage_order_seed=arguments.order_seed,
-    )
-    found = pb.Passages()
-    said = ""
-    for event in events:
-        if isinstance(event, pb.Passages):
-            found = event
-            if not arguments.json:
-                show.passages(out, found.passages, texts=arguments.passages)
-                out.print()
-        elif isinstance(event, Token):
-            if not arguments.json:
-                shown = event.text if said.strip() else event.text.lstrip()
-                out.print(Text(show.safe(shown), style="bold"), end="")
-            said += event.text
-        elif arguments.json:
-            _print_json(out, {**plain(found), "answer": plain(convert.answer_to_proto(event))})
-        else:
-            rest = event.text.removeprefix(said)
-            ending = "" if event.finish_reason == "stop" else " […]"
-            out.print(Text.assemble((show.safe(rest), "bold"), (ending, "dim")))
-            out.print()
-            if arguments.details:
-                show.details(out, event.report, found.retrieve_ms)
-            else:
-                show.report(out, event.report)
-    return 0
-
-
 def _documents(client: Client, arguments: argparse.Namespace, out: Console, err: Console) -> int:
     count = 0
     for document in client.documents():
         count += 1
         if arguments.json:
-            _print_json(out, plain(document))
+            show.as_json(out, plain(document))
         else:
             figures = f"{show.counted(document.chunks, 'chunk')}, {show.size(document.content_bytes)}"
             out.print(Text.assemble(show.safe(document.id), (f"  {show.safe(document.title)}  {figures}", "dim")))
@@ -269,7 +231,7 @@ def _delete(client: Client, arguments: argparse.Namespace, out: Console, err: Co
             status = status or EXIT_USAGE
             continue
         if arguments.json:
-            _print_json(out, {"id": name, "dropped_chunks": dropped})
+            show.as_json(out, {"id": name, "dropped_chunks": dropped})
         else:
             out.print(Text(f"deleted    {show.safe(name)} ({show.counted(dropped, 'chunk')} dropped)"))
     return status
@@ -278,14 +240,10 @@ def _delete(client: Client, arguments: argparse.Namespace, out: Console, err: Co
 def _stats(client: Client, arguments: argparse.Namespace, out: Console, err: Console) -> int:
     found = client.stats()
     if arguments.json:
-        _print_json(out, plain(found))
+        show.as_json(out, plain(found))
     else:
         show.stats(out, found)
     return 0
-
-
-def _print_json(out: Console, values: dict[str, Any]) -> None:
-    out.out(json.dumps(values), highlight=False)
 
 
 # ---------------------------------------------------------------------------------------------------- parser
@@ -325,7 +283,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"a file, or a directory whose {', '.join(files.SUFFIXES)} files are sent; the path as given is the"
         " document's id, the first heading or the file's name its title",
     )
-    _add_ask(command("ask", _ask, "ask a question", 'blend-client ask "Who runs the ferry?" --compare-full'))
+    asking.add_flags(
+        command("ask", asking.ask, "ask a question", 'blend-client ask "Who runs the ferry?" --compare-full')
+    )
     command("documents", _documents, "list the documents", "blend-client documents --json")
     delete = command("delete", _delete, "delete documents", "blend-client delete docs/old.md")
     delete.add_argument("ids", nargs="+", metavar="ID", help="a document's id, as `documents` shows it")
@@ -339,20 +299,3 @@ def _add_common(parser: argparse.ArgumentParser, **defaults: Any) -> None:
         "--json", action="store_true", help="print JSON: one object, or one a line, with the protocol's field names"
     )
     parser.set_defaults(**defaults)
-
-
-def _add_ask(ask: argparse.ArgumentParser) -> None:
-    ask.add_argument("question", metavar="QUESTION")
-    ask.add_argument("-k", type=int, metavar="N", help="how many passages (default: the server's setting)")
-    ask.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (default: the server's setting)")
-    ask.add_argument("--passages", action="store_true", help="show the passages' text")
-    ask.add_argument("--order-seed", type=int, metavar="SEED", help="put the passages in the random order of this seed")
-    ask.add_argument("--compare-full", action="store_true", help="run a full prefill, too, and compare")
-    ask.add_argument("--details", action="store_true", help="print the whole report instead of its line")
-    ask.add_argument("--positions", action="store_true", help="with --details or --json, list the recomputed positions")
-    plan = ask.add_argument_group("plan")
-    plan.add_argument("--method", default="auto", help=f"{', '.join(METHODS)} (default: auto)")
-    plan.add_argument("--ratio", type=float, help="share of cached tokens to recompute, 0 to 1, for a named method")
-    plan.add_argument("--max-charged", type=float, metavar="RATIO", help="cap on the charged share, 0 to 1")
-    plan.add_argument("--max-kl", type=float, metavar="NATS", help="quality target of method auto")
-    plan.add_argument("--variant", default="best", help="plain, conditioned or best (default: best)")

@@ -7,13 +7,16 @@ import os
 from types import MappingProxyType
 
 from blend.config import ServerConfig
-from blend_server.client.api import Client
+from blend.errors import InvalidInput
+from blend_server.client.api import TIMEOUT, Client
 from blend_server.client.credentials import Tls, read_token
+from blend_server.client.retries import MAX_ATTEMPTS, Retries
 
 DEFAULTS = MappingProxyType(
     {
         "address": ServerConfig.address,
-        "timeout": 60.0,
+        "timeout": None,
+        "retries": Retries.attempts - 1,
         "token_file": None,
         "tls": False,
         "ca": None,
@@ -30,7 +33,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--address", metavar="HOST:PORT", help=f"where the server listens (default: {DEFAULTS['address']})"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="for calls other than ingest and ask (default: 60)"
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help=f"most for a call, all tries together (default: {TIMEOUT:.0f}; ask: none, else the answer ends there);"
+        " not for ingest",
+    )
+    parser.add_argument(
+        "--retries",
+        type=int,
+        metavar="N",
+        help="how often a call is tried again where the server cannot be reached, or is too busy"
+        f" (default: {DEFAULTS['retries']})",
     )
     parser.add_argument("--token-file", metavar="FILE", help="a file with the token (default: $BLEND_TOKEN, if set)")
     parser.add_argument("--tls", action="store_true", help="encrypt the connection; the next three flags do so, too")
@@ -48,6 +62,10 @@ def connect(arguments: argparse.Namespace) -> Client:
     token = os.environ.get("BLEND_TOKEN") or None
     if arguments.token_file is not None:
         token = read_token(arguments.token_file)
+    if not 0 <= arguments.retries < MAX_ATTEMPTS:
+        raise InvalidInput("retries", arguments.retries, f"an integer from 0 to {MAX_ATTEMPTS - 1}")
+    timeout = TIMEOUT if arguments.timeout is None else arguments.timeout
     files = (arguments.ca, arguments.cert, arguments.key)
     tls = Tls(*files) if arguments.tls or any(file is not None for file in files) else None
-    return Client(arguments.address, timeout=arguments.timeout, token=token, tls=tls)
+    retries = Retries(attempts=1 + arguments.retries)
+    return Client(arguments.address, timeout=timeout, token=token, tls=tls, retries=retries)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,21 +36,55 @@ class Tls:
             raise InvalidInput("tls", "only one of certificate and key", "both of them, or neither")
 
 
-def channel(address: str, options: Sequence[tuple[str, Any]], token: str | None, tls: Tls | None) -> grpc.Channel:
-    """A channel to a server; each call on it carries the token.
+class Endpoint:
+    """A server, and what it takes to talk to it.
+
+    Args:
+        address: ``host:port``.
+        max_message_bytes: largest gRPC message to send or take.
+        token: goes with each call.
+        tls: encrypt the connection.
 
     Raises:
-        InvalidInput: the token is none, would go unencrypted over a network, or a file of ``tls`` cannot be read.
+        InvalidInput: the address is none; the token is none, or would go unencrypted over a network; a file of ``tls``
+            cannot be read.
     """
-    if token is not None and not (0 < len(token) <= _MAX_TOKEN and token.isascii() and token.isprintable()):
-        raise InvalidInput("token", "…", f"1 to {_MAX_TOKEN} printable ASCII characters")
-    if tls is not None:
-        made = grpc.secure_channel(address, _credentials(tls), options=options)
-    elif token is not None and not is_loopback(address.rpartition(":")[0]):
-        raise InvalidInput("tls", None, f"encryption: {address} is another machine, and the token is a secret")
-    else:
-        made = grpc.insecure_channel(address, options=options)
-    return made if token is None else grpc.intercept_channel(made, _Bearer(token))
+
+    def __init__(self, address: str, max_message_bytes: int, token: str | None, tls: Tls | None) -> None:
+        if not address or not address.isprintable() or not address.isascii():
+            raise InvalidInput("address", address, "host:port")
+        if token is not None:
+            if not (0 < len(token) <= _MAX_TOKEN and token.isascii() and token.isprintable()):
+                raise InvalidInput("token", "…", f"1 to {_MAX_TOKEN} printable ASCII characters")
+            if tls is None and not is_loopback(address.rpartition(":")[0]):
+                raise InvalidInput("tls", None, f"encryption: {address} is another machine, and the token is a secret")
+        self.address = address
+        self._token = token
+        self._credentials = None if tls is None else _credentials(tls)
+        self._options = [
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.keepalive_time_ms", 60_000),  # find out that a server is gone while a call waits for it
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.initial_reconnect_backoff_ms", 100),  # a second try is to find a new connection
+        ]
+
+    def channel(self) -> grpc.Channel:
+        """Return a channel to the server."""
+        return self._channel(grpc)
+
+    def aio_channel(self) -> grpc.aio.Channel:
+        """Return a channel to the server that belongs to the event loop that runs."""
+        return self._channel(grpc.aio)
+
+    def _channel(self, maker: Any) -> Any:
+        if self._credentials is None:
+            return maker.insecure_channel(self.address, options=self._options)
+        return maker.secure_channel(self.address, self._credentials, options=self._options)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what goes with each call. gRPC's own call credentials refuse unencrypted loopback connections."""
+        return () if self._token is None else (("authorization", f"Bearer {self._token}"),)
 
 
 def read_token(path: str | Path) -> str:
@@ -78,42 +110,3 @@ def _read(name: str, path: str | Path) -> bytes:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise InvalidInput(name, str(path), f"a file that can be read ({error.strerror})") from error
-
-
-class _Details(
-    namedtuple("_Details", ("method", "timeout", "metadata", "credentials", "wait_for_ready", "compression")),
-    grpc.ClientCallDetails,  # type: ignore[misc]
-):
-    """A call's details with other metadata."""
-
-
-class _Bearer(
-    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
-    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
-    grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
-):
-    """Adds a token to each call. gRPC's own call credentials refuse unencrypted loopback connections."""
-
-    def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
-
-    def _call(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
-        metadata = (*(details.metadata or ()), self._header)
-        changed = _Details(
-            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready, details.compression
-        )
-        return proceed(changed, request)
-
-    def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
-        """Make the call with the token."""
-        return self._call(continuation, client_call_details, request)
-
-    def intercept_unary_stream(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
-        """Make the call with the token."""
-        return self._call(continuation, client_call_details, request)
-
-    def intercept_stream_stream(
-        self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
-    ) -> Any:
-        """Make the call with the token."""
-        return self._call(continuation, client_call_details, request_iterator)

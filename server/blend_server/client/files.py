@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from blend.errors import InvalidDocument, NotFound
-from blend_server.client.api import Document
+from blend_server.client.messages import Document
 
 SUFFIXES = (".md", ".markdown", ".txt")
 """Files that are taken from a directory; a file that is named itself may be called anything."""

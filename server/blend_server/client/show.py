@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -17,6 +19,11 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def safe(text: str) -> str:
     """Text without control characters, which a terminal could take for commands; line ends and tabs stay."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def as_json(console: Console, values: Mapping[str, Any]) -> None:
+    """Print JSON, in one line."""
+    console.out(json.dumps(values), highlight=False)
 
 
 def size(count: int) -> str:

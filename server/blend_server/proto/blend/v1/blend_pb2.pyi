@@ -18,6 +18,12 @@ class Variant(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VARIANT_CONDITIONED: _ClassVar[Variant]
     VARIANT_BEST: _ClassVar[Variant]
 
+class SegmentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEGMENT_KIND_UNSPECIFIED: _ClassVar[SegmentKind]
+    SEGMENT_KIND_TEXT: _ClassVar[SegmentKind]
+    SEGMENT_KIND_CHUNK: _ClassVar[SegmentKind]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -37,6 +43,9 @@ VARIANT_UNSPECIFIED: Variant
 VARIANT_PLAIN: Variant
 VARIANT_CONDITIONED: Variant
 VARIANT_BEST: Variant
+SEGMENT_KIND_UNSPECIFIED: SegmentKind
+SEGMENT_KIND_TEXT: SegmentKind
+SEGMENT_KIND_CHUNK: SegmentKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -211,7 +220,7 @@ class Passage(_message.Message):
     def __init__(self, document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., ordinal: _Optional[int] = ..., tokens: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("question", "k", "plan", "max_new_tokens", "compare_full", "want_positions", "passage_order_seed", "temperature", "top_p", "top_k", "seed", "stop")
+    __slots__ = ("question", "k", "plan", "max_new_tokens", "compare_full", "want_positions", "passage_order_seed", "temperature", "top_p", "top_k", "seed", "stop", "want_tokens")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +233,7 @@ class AnswerRequest(_message.Message):
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    WANT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     question: str
     k: int
     plan: Plan
@@ -236,7 +246,8 @@ class AnswerRequest(_message.Message):
     top_k: int
     seed: int
     stop: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, question: _Optional[str] = ..., k: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., compare_full: _Optional[bool] = ..., want_positions: _Optional[bool] = ..., passage_order_seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
+    want_tokens: bool
+    def __init__(self, question: _Optional[str] = ..., k: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., compare_full: _Optional[bool] = ..., want_positions: _Optional[bool] = ..., passage_order_seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., want_tokens: _Optional[bool] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("method", "ratio", "max_charged", "max_kl", "variant")
@@ -253,14 +264,16 @@ class Plan(_message.Message):
     def __init__(self, method: _Optional[str] = ..., ratio: _Optional[float] = ..., max_charged: _Optional[float] = ..., max_kl: _Optional[float] = ..., variant: _Optional[_Union[Variant, str]] = ...) -> None: ...
 
 class AnswerEvent(_message.Message):
-    __slots__ = ("passages", "token", "answer")
+    __slots__ = ("passages", "token", "answer", "prompt_tokens")
     PASSAGES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     passages: Passages
     token: Token
     answer: FinalAnswer
-    def __init__(self, passages: _Optional[_Union[Passages, _Mapping]] = ..., token: _Optional[_Union[Token, _Mapping]] = ..., answer: _Optional[_Union[FinalAnswer, _Mapping]] = ...) -> None: ...
+    prompt_tokens: PromptTokens
+    def __init__(self, passages: _Optional[_Union[Passages, _Mapping]] = ..., token: _Optional[_Union[Token, _Mapping]] = ..., answer: _Optional[_Union[FinalAnswer, _Mapping]] = ..., prompt_tokens: _Optional[_Union[PromptTokens, _Mapping]] = ...) -> None: ...
 
 class Passages(_message.Message):
     __slots__ = ("passages", "retrieve_ms")
@@ -269,6 +282,24 @@ class Passages(_message.Message):
     passages: _containers.RepeatedCompositeFieldContainer[Passage]
     retrieve_ms: float
     def __init__(self, passages: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ..., retrieve_ms: _Optional[float] = ...) -> None: ...
+
+class PromptTokens(_message.Message):
+    __slots__ = ("texts", "segments")
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ...) -> None: ...
+
+class Segment(_message.Message):
+    __slots__ = ("kind", "start", "tokens")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    kind: SegmentKind
+    start: int
+    tokens: int
+    def __init__(self, kind: _Optional[_Union[SegmentKind, str]] = ..., start: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("token_id", "text")

@@ -102,7 +102,7 @@ class BlendServiceServicer:
     def Answer(self, request, context):
         """Answers a question from the passages that fit it best: one `Passages`, then the answer's tokens as they are
         generated, then one `FinalAnswer` with the report. Cancelling ends the generation at the next token. Answers are
-        generated together. One that is not complete at the call's deadline ends with what there is.
+        generated together. One that is not complete just before the call's deadline ends with what there is.
 
         Errors
         INVALID_ARGUMENT     also: passages, question and `max_new_tokens` together exceed the model's context
