@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blend_server.client import Client, ServiceError
+from blend_server.client import Client, Retries, ServiceError
 from blend_server.router import EngineAddress, RouterConfig
 from blend_server.router.server import Router
 from tests.server.router.fakes import FakeEngine, wait_for
@@ -54,7 +54,7 @@ def route(engines: Engines, tmp_path: Path) -> Iterator[Callable[..., Router]]:
 @pytest.fixture
 def client(route: Callable[..., Router]) -> Iterator[Client]:
     """A client of a router whose engines are both current."""
-    with Client(route().address, timeout=20) as made:
+    with Client(route().address, timeout=20, retries=Retries.none()) as made:
         ready(made, "a", "b")
         yield made
 
