@@ -157,10 +157,12 @@ class Admission:
         planned = self._scratch.need(self._decoder.max_positions)
         with self._lock:
             largest = self._largest
+            held = sum(other.need.total for other in self._rooms)
+            promised = sum(other.promised for other in self._rooms)
         room = memory.available(self._decoder.device)
         if room is not None and self._decoder.device.type == "cpu":
             room += KEPT.nbytes
-        return ScratchStats(planned.total, planned.parts(), largest, room)
+        return ScratchStats(planned.total, planned.parts(), largest, room, held, promised)
 
 
 class Room:

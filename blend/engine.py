@@ -32,7 +32,7 @@ from blend.serving.stream import AnswerStream, Channel
 from blend.shadow.quality import Quality
 from blend.shadow.record import Trip, TripRecord
 from blend.shadow.shadows import Shadows
-from blend.stats import Counters, EngineStats, NamespaceStats, tenant_stats
+from blend.stats import Counters, EngineStats, NamespaceStats, setup_of, tenant_stats
 from blend.store import LAYOUT_VERSION, Dropped, open_store
 from blend.types import (
     Answer,
@@ -110,6 +110,7 @@ class Engine:
             stopped=lambda: self._quality.stopped,
             finished=self._finished,
             answered=lambda state, report: self._shadows.offer(state, report),
+            replanned=lambda: self._counters.add("replanned"),
         )
         self._shadows = Shadows(
             self.config.shadow, self._scheduler, self._pipeline.compare, self._admission.room, self._quality
@@ -412,6 +413,8 @@ class Engine:
             writes=self.store.write_stats(),
             tenants=tenant_stats(self.store),
             shadow=self._shadows.stats(),
+            running=self._scheduler.running,
+            setup=setup_of("native", d.model.config, self.tokenizer, d.shards),
         )
 
     def reset_shadow(self) -> Trip | None:

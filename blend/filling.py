@@ -20,7 +20,7 @@ from blend.recompute.canvas import Canvas
 from blend.recompute.kernels.dispatch import Kernels
 from blend.recompute.rope import Rotation
 from blend.store import Header, Lease, LoadingLease, ObjectKey, TieredStore
-from blend.types import Chunk, ChunkReport, Part
+from blend.types import Chunk, ChunkReport, Part, Phase
 
 with warnings.catch_warnings():
     # Leases hand out read-only memory, and nothing here writes to it. torch warns of that once in a process: now.
@@ -76,7 +76,8 @@ class Loaded:
     """What a load puts on the canvas.
 
     ``chunks`` are the spans that hold KV, ``exact`` those of them whose KV needs no repair, ``missing`` the
-    spans of chunks that hold none. Times are in milliseconds; ``fetch_ms`` is what was waited for bytes.
+    spans of chunks that hold none. Times are in milliseconds; ``fetch_ms`` is what was waited for bytes. ``phases``
+    are the same times in detail.
     """
 
     reports: list[ChunkReport] = field(default_factory=list)
@@ -86,6 +87,7 @@ class Loaded:
     lookup_ms: float = 0.0
     fetch_ms: float = 0.0
     rotate_ms: float = 0.0
+    phases: list[Phase] = field(default_factory=list)
 
     def unused(self) -> Loaded:
         """Return what this load comes to when all of it is computed after all: every chunk is a span without KV."""
@@ -178,7 +180,8 @@ class Filling:
         )
         self._sources: dict[ObjectKey, _Source] = {}
         self._faults: dict[ObjectKey, str] = {}
-        self._loaded = Loaded(lookup_ms=(perf_counter() - begun) * 1e3)
+        now = perf_counter()
+        self._loaded = Loaded(lookup_ms=(now - begun) * 1e3, phases=[Phase("lookup", begun, now)])
         self._assembly: Assembly | None = None
 
     def wait(self, whole: bool = False) -> None:
@@ -192,7 +195,9 @@ class Filling:
         for wanted, lease in self._loads.items():
             if not isinstance(lease, LoadingLease):
                 self._read(wanted, lease)
-        self._loaded.fetch_ms += (perf_counter() - begin) * 1e3
+        now = perf_counter()
+        self._loaded.fetch_ms += (now - begin) * 1e3
+        self._loaded.phases.append(Phase("fetch", begin, now))
 
     def _read(self, wanted: ObjectKey, lease: Lease) -> None:
         if wanted in self._sources or wanted in self._faults:
@@ -271,8 +276,10 @@ class Filling:
             following = layer + 1
             if assembly.copies and following < layers and all(s.arrived(following) for s in sources):
                 assembly.ahead(following, [source.layer(following) for source in sources])
+            placed = perf_counter()
             loaded.fetch_ms += (fetched - begin) * 1e3
-            loaded.rotate_ms += (perf_counter() - fetched) * 1e3
+            loaded.rotate_ms += (placed - fetched) * 1e3
+            loaded.phases += (Phase("fetch", begin, fetched, layer), Phase("rotate", fetched, placed, layer))
 
         canvas.fill_by(fill)
 

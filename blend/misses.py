@@ -67,8 +67,8 @@ class Misses:
             self._later.discard(lambda missed: missed[1] == namespace)
 
     def counts(self) -> dict[str, int]:
-        """Return how many chunks were computed, how many failed, and how many did not fit into the queue."""
-        return {"done": self._later.done, "failed": self._later.failed, "dropped": self._later.dropped}
+        """Return how many chunks were computed, failed, did not fit into the queue, were queued already, and wait."""
+        return {name: getattr(self._later, name) for name in ("done", "failed", "dropped", "joined", "waiting")}
 
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to compute (``timeout`` in seconds); returns whether that is so."""

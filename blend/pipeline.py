@@ -27,7 +27,7 @@ from blend.serving.draft import Draft
 from blend.serving.sampling import Sampler
 from blend.serving.steps import Alone, Aside, Decode, Prefill, Step, Steps, do
 from blend.store import ObjectKey
-from blend.types import Answer, Comparison, Finish, Plan, Prompt, Report, Sampling, Token
+from blend.types import Answer, Comparison, Finish, Phase, Plan, Prompt, Report, Sampling, Token
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,6 +80,7 @@ class Pipeline:
         stopped: says why ``auto`` may not blend now; nothing where it may.
         finished: told of a request that has its first token.
         answered: told of a request whose answer is over, with its report.
+        replanned: told of a request that is planned again, for a chunk was lost.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Pipeline:
         stopped: Callable[[], str],
         finished: Callable[[Request, Report], None],
         answered: Callable[[State, Report], None],
+        replanned: Callable[[], None] = lambda: None,
     ) -> None:
         self.decoder = decoder
         self._tokenizer = tokenizer
@@ -105,6 +107,7 @@ class Pipeline:
         self._stopped = stopped
         self._finished = finished
         self._answered = answered
+        self._replanned = replanned
 
     def answer(self, request: Request, sampling: Sampling, emit: Callable[[Token], None]) -> Steps[Answer]:
         """Prefill, then decode token by token; ``emit`` gets each of them."""
@@ -171,6 +174,7 @@ class Pipeline:
                 return (yield from self._attempt(request, decision, lost))
             except ChunkLost as error:
                 _log.warning("planning again: %s", str(error))
+                self._replanned()
                 if lost:
                     decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
                 lost[error.wanted] = f"{error.reason} ({(perf_counter() - begin) * 1e3:.0f} ms of work were lost)"
@@ -182,7 +186,7 @@ class Pipeline:
 
     def _attempt(self, request: Request, decision: planner.Decision, lost: Lost) -> Steps[State]:
         prompt, layers = request.prompt, self.decoder.layers
-        times = _Times((perf_counter() - request.admitted) * 1e3)
+        times = _Times(request.admitted)
         repair = None if decision.method == "full" else request.repair
         crowded = self._crowded()
         with ExitStack() as held:
@@ -204,7 +208,7 @@ class Pipeline:
             else:
                 filling.onto(canvas)
                 if crowded:  # nobody else is to wait in a pass for a chunk of this one
-                    yield from times.of(Alone(lambda: canvas.need(layers - 1)), canvas)
+                    yield from times.of(None, Alone(lambda: canvas.need(layers - 1)), canvas)
             budget = decision.budget(layers, blend.cached)
             if repair is None:
                 outcome = yield from self._blended(blend, chooser, budget, times)
@@ -224,6 +228,7 @@ class Pipeline:
             stopped=self._stopped(),
             positions=request.positions,
             lost=lost,
+            phases=times.phases,
         )
         return State(request, canvas, token_ids, outcome.logits, report)
 
@@ -240,10 +245,10 @@ class Pipeline:
         if chooser is not None:
             probe = chooser.probe_cost(blend) / self.decoder.layers
             choosing = Alone(lambda: chooser.select(blend, budget), rows=probe)
-            selection, select_ms = yield from times.of(choosing, blend.canvas)
+            selection, select_ms = yield from times.of("select", choosing, blend.canvas)
         rows = prefill.rows_of(blend, selection)
         computing = Prefill(blend.canvas, blend.token_ids, rows)
-        logits, recompute_ms = yield from times.of(computing, blend.canvas)
+        logits, recompute_ms = yield from times.of("recompute", computing, blend.canvas)
         return Outcome(logits, selection, rows, select_ms, recompute_ms)
 
     def extend(self, canvas: Canvas, start: int, token_ids: Sequence[int]) -> Steps[torch.Tensor]:
@@ -282,15 +287,26 @@ class Pipeline:
 
 
 class _Times:
-    """Adds up what the steps of a request waited for the engine's thread, ``waited_ms`` so far."""
+    """Adds up what the steps of a request waited for the engine's thread, ``waited_ms`` so far, and when they ran.
 
-    def __init__(self, waited_ms: float) -> None:
-        self.waited_ms = waited_ms
+    Args:
+        admitted: reading of :func:`time.perf_counter` that the wait for the engine began at.
+    """
 
-    def of(self, step: Step[T], canvas: Canvas) -> Steps[tuple[T, float]]:
-        """Take a step; returns its result and its milliseconds, without what filling the canvas took meanwhile."""
-        filled = canvas.fill_ms
+    def __init__(self, admitted: float) -> None:
+        now = perf_counter()
+        self.waited_ms = (now - admitted) * 1e3
+        self.phases = [Phase("queue", admitted, now)]
+
+    def of(self, name: str | None, step: Step[T], canvas: Canvas) -> Steps[tuple[T, float]]:
+        """Take a step; returns its result and its milliseconds, without what filling the canvas took meanwhile.
+
+        ``name`` is its phase's; one that does nothing but fill the canvas has none beside those of that.
+        """
+        filled, begin = canvas.fill_ms, perf_counter()
         yield step
+        if name is not None:
+            self.phases.append(Phase(name, begin + step.waited_ms / 1e3, perf_counter()))
         self.waited_ms += step.waited_ms
         return step.result, step.took_ms - (canvas.fill_ms - filled)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blend.filling import Loaded, Lost
 from blend.recompute.budget import Budget
 from blend.recompute.planner import Decision
 from blend.recompute.prefill import Outcome
 from blend.recompute.select import Blend
-from blend.types import EXACT_METHODS, PLAIN_METHODS, Report, Timings
+from blend.types import EXACT_METHODS, PLAIN_METHODS, Phase, Report, Timings
 
 
 def build_report(
@@ -23,6 +25,7 @@ def build_report(
     stopped: str,
     positions: bool,
     lost: Lost,
+    phases: Sequence[Phase],
 ) -> Report:
     """Return the report of a prefill, its TTFT still to be set.
 
@@ -53,6 +56,7 @@ def build_report(
         full_estimate_ms=full_estimate_ms,
         warnings=_warnings(decision, blend, budget, outcome, calibrated, stopped, lost),
         recomputed_positions=tuple(outcome.rows.tolist()) if positions else None,
+        phases=(*phases, *loaded.phases),
     )
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blend.errors import StoreError
-from blend.store import LoadStats, TieredStore, TierStats, Usage, WriteStats
+from blend.store import LAYOUT_VERSION, LoadStats, TieredStore, TierStats, Usage, WriteStats
 from blend.types import Report
+
+if TYPE_CHECKING:
+    from blend.model.shards import Shards
+    from blend.model.tokenizer import Tokenizer
 
 
 class Counters:
@@ -81,13 +86,32 @@ class ScratchStats:
 
     ``planned_bytes`` is for a prompt as long as the model's context with nothing of it stored, ``parts`` what that is
     made of (:class:`~blend.recompute.scratch.Need`); ``largest_bytes`` the most that a request has been admitted
-    with, 0 before the first; ``available_bytes`` what the device has to spare now, ``None`` where that is not known.
+    with, 0 before the first; ``available_bytes`` what the device has to spare now, ``None`` where that is not known;
+    ``held_bytes`` what requests that run were admitted with, ``promised_bytes`` the part of it that is still to be
+    written.
     """
 
     planned_bytes: int
     parts: Mapping[str, int]
     largest_bytes: int
     available_bytes: int | None
+    held_bytes: int = 0
+    promised_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stored KV and answers depend on besides the model's weights.
+
+    ``engine`` is ``native`` or ``vllm``; ``tokenizer`` the digest of all that decides on token ids; ``rope`` the rotary
+    parameters in force, as JSON; ``tensor_parallel`` among how many shards the heads are shared out.
+    """
+
+    engine: str
+    tokenizer: str
+    layout_version: int
+    rope: str
+    tensor_parallel: int
 
 
 @dataclass(frozen=True)
@@ -138,8 +162,8 @@ class EngineStats:
     """The model's identity and shape, counters since start, and the state of memory, tiers, loads, writes, tenants.
 
     ``kernels`` is the version that runs: ``triton``, ``torch`` or ``reference``. Where another engine than
-    the native one runs, ``waiting`` and ``scratch`` are ``None``, for it queues and plans its memory itself, and so is
-    ``shadow``, for nothing is compared.
+    the native one runs, ``waiting``, ``running``, ``scratch`` and ``shadow`` are ``None``: it queues and plans its memory
+    itself, and nothing is compared.
     """
 
     model: str
@@ -158,12 +182,26 @@ class EngineStats:
     tiers: tuple[TierStats, ...]
     loads: LoadStats
     writes: WriteStats
+    setup: Setup
     tenants: tuple[TenantStats, ...] = ()
     shadow: ShadowStats | None = None
+    running: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as plain dicts, lists, strings and numbers."""
         return asdict(self)
+
+
+def setup_of(engine: str, config: Any, tokenizer: Tokenizer, shards: Shards) -> Setup:
+    """Return the set-up of an engine (``native``, ``vllm``) whose model has that transformers configuration."""
+    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return Setup(
+        engine=engine,
+        tokenizer=tokenizer.digest,
+        layout_version=LAYOUT_VERSION,
+        rope=json.dumps(rope, sort_keys=True, separators=(",", ":"), default=str),
+        tensor_parallel=shards.size,
+    )
 
 
 def tenant_stats(store: TieredStore) -> tuple[TenantStats, ...]:

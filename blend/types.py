@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import index
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
 
@@ -286,6 +286,18 @@ class Timings:
         return self.first_token
 
 
+class Phase(NamedTuple):
+    """A stretch of a request's time: ``start`` and ``end`` are readings of :func:`time.perf_counter`.
+
+    ``name`` is one of :class:`Timings`; ``layer`` is the one that was loaded or rotated, where it was one.
+    """
+
+    name: str
+    start: float
+    end: float
+    layer: int | None = None
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The same prompt at full prefill: its time in ms, KL(full ‖ blended) of the first token in nats, and top-1."""
@@ -300,7 +312,8 @@ class Report:
     """What one request did and what it cost. Token counts are of the prompt; ratios are shares of ``cached``.
 
     ``charged_ratio`` is the sum over layers of freshly computed reusable tokens over layers × reusable tokens,
-    the selector's own probe passes charged in full.
+    the selector's own probe passes charged in full. ``phases`` is where the time went in detail, for traces of this
+    process: it goes nowhere else.
     """
 
     mode: str
@@ -318,6 +331,7 @@ class Report:
     warnings: tuple[str, ...] = ()
     recomputed_positions: tuple[int, ...] | None = None
     comparison: Comparison | None = None
+    phases: tuple[Phase, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def full_ms(self) -> float:

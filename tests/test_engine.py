@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -282,7 +283,7 @@ def test_missed_chunks_are_dropped_once_background_work_has_stopped(model: Path,
         engine.stop_background()
         engine.prefill(prompt, Plan("reuse"))
         assert engine.wait_idle(10)
-        assert engine.stats().background == {"done": 0, "failed": 0, "dropped": 2}
+        assert engine.stats().background == {"done": 0, "failed": 0, "dropped": 2, "joined": 0, "waiting": 0}
         engine.precompute(tiny.chunks_of(prompt))
         assert engine.missing(tiny.chunks_of(prompt)) == []
 
@@ -344,6 +345,20 @@ def test_auto_without_calibration_runs_full_and_a_named_method_warns(engine: Eng
     assert "calibration" in report.reason
     assert {c.outcome for c in report.chunks} == {"unused"}
     assert any("calibration" in w for w in engine.prefill(prompt, Plan("query")).report.warnings)
+
+
+def test_a_report_tells_when_each_part_was(engine: Engine) -> None:
+    prompt = tiny.prompt()
+    engine.precompute(tiny.chunks_of(prompt))
+    begin = perf_counter()
+    report = engine.prefill(prompt, Plan("query", 0.2)).report
+    end = perf_counter()
+    assert {phase.name for phase in report.phases} == {"queue", "lookup", "fetch", "rotate", "select", "recompute"}
+    assert all(begin <= phase.start <= phase.end <= end for phase in report.phases)
+    layers = [phase.layer for phase in report.phases if phase.name == "rotate"]
+    assert layers == list(range(engine.decoder.layers))
+    turned = sum(phase.end - phase.start for phase in report.phases if phase.name == "rotate")
+    assert turned * 1e3 == pytest.approx(report.timings.rotate)
 
 
 def test_two_engines_share_a_directory(model: Path, tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ def test_two_chunks_lost_one_after_another_end_in_full_prefill(
     assert "the cable was pulled" in got.report.reason
     assert got.report.charged_ratio == 1.0
     assert sum("planned again" in warning for warning in got.report.warnings) == 2
+    assert engine.stats().counters["replanned"] == 2
 
 
 def test_a_chunk_whose_first_layer_is_bad_needs_no_second_plan(opened: Callable[..., Engine], tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_misses_and_faults_are_computed_once(later: Later) -> None:
         later.misses.queue(*missed("miss", "unused"))
     assert later.misses.wait_idle(30)
     assert later.computed == ["a:1", "a:3"]
-    assert later.misses.counts() == {"done": 2, "failed": 0, "dropped": 0}
+    assert later.misses.counts() == {"done": 2, "failed": 0, "dropped": 0, "joined": 1, "waiting": 0}
 
 
 def test_what_was_forgotten_since_the_request_came_is_not(later: Later) -> None:

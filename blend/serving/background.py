@@ -143,11 +143,19 @@ class Background(Generic[_Key]):
         self.done = 0
         self.failed = 0
         self.dropped = 0
+        self.joined = 0
+
+    @property
+    def waiting(self) -> int:
+        """Keys that are queued."""
+        with self._condition:
+            return len(self._queue)
 
     def submit(self, key: _Key) -> bool:
         """Queue ``key`` unless it is queued already; returns whether it is queued now."""
         with self._condition:
             if key in self._queue:
+                self.joined += 1
                 return True
             if self._closed or len(self._queue) >= self._limit:
                 self.dropped += 1

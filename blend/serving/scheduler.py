@@ -72,6 +72,12 @@ class Scheduler:
             return self._waiting
 
     @property
+    def running(self) -> int:
+        """Requests that have begun and are not over."""
+        with self._changed:
+            return len(self._estimates) - self._waiting
+
+    @property
     def crowded(self) -> bool:
         """Whether more than one request waits or is under way."""
         with self._changed:

@@ -36,7 +36,7 @@ class TierStats:
     or that were set aside as corrupt; it never exceeds ``capacity_bytes``. ``failures`` counts faults: a ``get`` that
     was neither hit nor miss, and reads and writes that failed later. ``quarantined`` is the number of corrupt objects
     that are set aside now. ``down`` is why the tier cannot be used now, empty where it can; one that cannot tell its
-    figures has zeros.
+    figures has zeros. ``opened`` is how often it was given up for a while.
     """
 
     name: str
@@ -49,6 +49,7 @@ class TierStats:
     evictions: int
     quarantined: int = 0
     down: str = ""
+    opened: int = 0
 
 
 class Writer(ABC):

@@ -41,6 +41,8 @@ class SingleFlight(Generic[K, V]):
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._flights: dict[K, _Flight[V]] = {}
+        self.joined = 0
+        """How many have asked for what was under way already."""
 
     def __len__(self) -> int:
         """Keys that are under way."""
@@ -56,6 +58,7 @@ class SingleFlight(Generic[K, V]):
                 self._flights[key] = _Flight()
             else:
                 flight.waiters.append(ticket)
+                self.joined += 1
             return ticket
 
     def land(self, key: K, value: V) -> None:

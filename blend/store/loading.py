@@ -34,7 +34,11 @@ _STEP_NBYTES = 4 << 20
 @dataclass(frozen=True)
 class LoadStats:
     """What loading has done: bytes in flight now, at most, and allowed; groups of objects that wait; objects that were
-    loaded, that failed, and that nobody waited for in the end."""
+    loaded, that failed, and that nobody waited for in the end.
+
+    Of those, ``late`` were not there in the time that the prefetch policy gives, ``expired`` failed since the lease
+    that they were read under had ended. ``joined`` had been brought, or were being made, for another request already.
+    """
 
     inflight_bytes: int
     inflight_capacity_bytes: int
@@ -43,6 +47,9 @@ class LoadStats:
     loaded: int
     failed: int
     dropped: int
+    late: int = 0
+    expired: int = 0
+    joined: int = 0
 
 
 class Loads(Mapping[ObjectKey, Lease]):
@@ -61,13 +68,13 @@ class Loads(Mapping[ObjectKey, Lease]):
         leases: Mapping[ObjectKey, Lease],
         missed: Mapping[ObjectKey, str],
         seconds: float | None,
-        on_drop: Callable[[], None],
+        count: Callable[[str], None],
         stall_seconds: float,
     ) -> None:
         self.missed = dict(missed)
         self.late: set[ObjectKey] = set()
         self._leases = dict(leases)
-        self._on_drop = on_drop
+        self._count = count
         self._deadline = math.inf if seconds is None else time.monotonic() + seconds
         self._stall = time.monotonic() + stall_seconds
 
@@ -108,8 +115,9 @@ class Loads(Mapping[ObjectKey, Lease]):
                 if lease.fault is not None:
                     lease.release()
                     continue
-                self._on_drop()  # it goes on into the fastest tier, for whoever asks next
+                self._count("dropped")  # it goes on into the fastest tier, for whoever asks next
                 if self._deadline < math.inf:
+                    self._count("late")
                     self.late.add(key)
         self.missed.update(dropped)
         return dropped
@@ -147,7 +155,7 @@ class Loader:
         self._allowance = Allowance(policy.inflight_bytes)
         self._worker = Worker(f"{name}-loader", _MAX_GROUPS)
         self._lock = threading.Lock()
-        self._counts = {"loaded": 0, "failed": 0, "dropped": 0}
+        self._counts = dict.fromkeys(("loaded", "failed", "dropped", "late", "expired", "joined"), 0)
         self._closed = False
 
     def load(
@@ -177,7 +185,7 @@ class Loader:
             if not self._worker.submit(lambda group=group: self._read(group)):  # type: ignore[misc]
                 self._refuse(group, self._refusal())
         found = {**ready, **{lease.header.key: lease for lease in loading}}
-        return Loads(found, missed, seconds, lambda: self._count("dropped"), self._policy.stall_seconds)
+        return Loads(found, missed, seconds, self._count, self._policy.stall_seconds)
 
     def stats(self) -> LoadStats:
         """Return counts and what is used of the budget."""
@@ -240,6 +248,8 @@ class Loader:
             _expect(group, spans[:1])
             for lease in group:
                 self._step(lease, lease.begin)
+                if lease.complete:
+                    self._count("joined")
             for number, (first, count) in enumerate(spans):
                 if number:  # nothing comes before the first layers
                     _expect(group, spans[1:3] if number == 1 else spans[number + 1 : number + 2])
@@ -270,6 +280,8 @@ class Loader:
                 self._on_fault(lease.tier, error)
             lease.fail(bare(error))
             self._count("failed")
+            if isinstance(error, LeaseReleased):
+                self._count("expired")
 
     def _count(self, name: str) -> None:
         with self._lock:

@@ -293,6 +293,7 @@ class MooncakeTier(Tier):
                 failures=self._failures,
                 evictions=self._ledger.evictions,
                 down=self._client.breaker.reason,
+                opened=self._client.breaker.opened,
             )
 
     def check_integrity(self) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -381,7 +382,8 @@ class TieredStore(Tier):
 
     def load_stats(self) -> LoadStats:
         """Return what loading from lower tiers has done, and its in-flight budget."""
-        return self._loader.stats()
+        stats = self._loader.stats()
+        return replace(stats, joined=stats.joined + self._flights.joined)
 
     def flush(self) -> int:
         """Write down what is in the fastest tier alone, where the policy is ``write_back``; return how many objects.

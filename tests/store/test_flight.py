@@ -117,6 +117,7 @@ def test_64_threads_on_one_key_compute_it_once(store: TieredStore) -> None:
     with ThreadPoolExecutor(64) as pool:
         assert set(pool.map(ask, range(64))) == {payload}
     assert len(calls) == 1
+    assert 0 < store.load_stats().joined < 64
     store.check_integrity()
 
 

@@ -290,6 +290,8 @@ def test_a_lease_that_expires_in_the_middle_is_a_fault_of_that_object(tmp_path: 
         with pytest.raises(LeaseReleased, match="expired"):
             loads[keys_of(1)[0]].payload()
     assert stack.store.stats().failures == 0
+    assert stack.store.wait_idle(30)
+    assert stack.store.load_stats().expired == 1
 
 
 def test_what_two_loads_want_is_read_once(stack: Stack) -> None:
@@ -302,6 +304,7 @@ def test_what_two_loads_want_is_read_once(stack: Stack) -> None:
         assert stack.store.wait_idle(30)
         assert len(stack.io.reads) == 3
         assert two[keys_of(1)[0]].tier == "host"
+    assert stack.store.load_stats().joined == 1
 
 
 # ------------------------------------------------------------ prefetch policies
@@ -317,7 +320,7 @@ def test_best_effort_takes_what_is_there(tmp_path: Path, stacks: list[Stack]) ->
         assert set(loads.settle()) == set(keys_of(1, 2)) == set(loads.missed)
         assert list(loads) == keys_of(3)
         stack.io.go()
-    assert stack.store.load_stats().dropped == 2
+    assert stack.store.load_stats().dropped == stack.store.load_stats().late == 2
 
 
 def test_wait_complete_takes_everything(tmp_path: Path, stacks: list[Stack]) -> None:

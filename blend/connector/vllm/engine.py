@@ -35,7 +35,7 @@ from blend.model import source
 from blend.model.tokenizer import Tokenizer
 from blend.recompute import calibration, planner
 from blend.serving.draft import Draft
-from blend.stats import Counters, EngineStats, TenantStats
+from blend.stats import Counters, EngineStats, Setup, TenantStats
 from blend.store import LoadStats, Namespace, TierStats, WriteStats, content_key, store_secret
 from blend.types import Answer, Chunk, Finish, Plan, Prompt, Sampling, Token
 
@@ -298,6 +298,7 @@ class VllmEngine:
             loads=LoadStats(**found["loads"]),
             writes=WriteStats(**found["writes"]),
             tenants=tuple(TenantStats(**stats) for stats in found["tenants"]),
+            setup=Setup(**about["setup"]),
         )
 
     def reset_shadow(self) -> None:

@@ -69,6 +69,7 @@ class ChunkCalls:
             "kv_bytes_per_token": 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * decoder.dtype.itemsize,
             "max_positions": decoder.max_positions,
             "vocab_size": decoder.vocab_size,
+            "setup": asdict(worker.setup),
             "residency": None
             if residency is None
             else [residency.publisher.node, residency.publisher.address, residency.publisher.replay_address],

@@ -30,6 +30,7 @@ from blend.model.fingerprint import fingerprint
 from blend.model.tokenizer import Tokenizer
 from blend.recompute import assemble, calibration, passes
 from blend.recompute.planner import PrefillSpeed
+from blend.stats import setup_of
 from blend.store import LAYOUT_VERSION, TieredStore, open_store
 from blend.store.key import model_of
 
@@ -84,6 +85,7 @@ class Worker:
             tp_rank=decoder.shards.rank,
             tp_size=decoder.shards.size,
         )
+        self.setup = setup_of("vllm", skeleton.config, tokenizer, decoder.shards)
         with ExitStack() as undo:
             self.store: TieredStore
             # What a rank holds, all hold: one of them tells of it.
