@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from blend import versions
 from blend.model.decoder import Decoder
 from blend.recompute import passes
 from blend.recompute.assemble import Assembly, Piece
@@ -209,6 +210,7 @@ def main() -> int:
                 "right": passed,
                 "kernels": [vars(timing) for timing in timings],
                 "prefill": blended,
+                "environment": versions.as_json(),
             }
         )
     )

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from blend import versions
 from blend.recompute.kernels.launch import Launch
 
 SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
@@ -202,6 +203,7 @@ def compile_all(
         "benchmark": "kernels --compile",
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, {jobs} processes",
         "triton": _version(),
+        "environment": versions.as_json(),
         "planned": len(builds),
         "built": sum(not result.failure for result in found),
         "failed": sum(bool(result.failure) for result in found),

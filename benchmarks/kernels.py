@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from blend import versions
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.dispatch import kernels
 from blend.recompute.kernels.memory import Canvases
@@ -194,9 +195,8 @@ def main() -> int:
     timings = measure()
     if not given.json_only:
         show(timings, console)
-    print(
-        json.dumps({"benchmark": "kernels", "gpu": torch.cuda.get_device_name(), "timings": [vars(t) for t in timings]})
-    )
+    found = {"gpu": torch.cuda.get_device_name(), "timings": [vars(t) for t in timings]}
+    print(json.dumps({"benchmark": "kernels", **found, "environment": versions.as_json()}))
     return 0
 
 

@@ -39,7 +39,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from blend import Chunk, Engine, EngineConfig, StoreConfig
+from blend import Chunk, Engine, EngineConfig, StoreConfig, versions
 from blend.config import GiB, MiB
 from blend.helper import Helper
 from blend.recompute.assemble import Assembly, Piece
@@ -574,7 +574,17 @@ def main() -> int:
         table.add_row(row["name"], f"{row['value']:,.3f}", row["unit"], row["bound"], verdict)
     Console().print(table)
     holds = all(row["holds"] for row in figures.rows)
-    print(json.dumps({"benchmark": "store", "machine": about, "holds": holds, "figures": figures.rows}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "store",
+                "machine": about,
+                "environment": versions.as_json(),
+                "holds": holds,
+                "figures": figures.rows,
+            }
+        )
+    )
     return 0 if holds or args.no_gate else 1
 
 

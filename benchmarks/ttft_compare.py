@@ -32,7 +32,7 @@ from workload import (
     warm_up,
 )
 
-from blend import Engine, EngineConfig, Plan, Prompt, Report
+from blend import Engine, EngineConfig, Plan, Prompt, Report, versions
 from blend.model import source
 from blend.recompute.planner import PrefillSpeed
 from blend.store import ObjectKey
@@ -108,8 +108,8 @@ class Cold:
     tiers: list[str]
 
 
-def measure(args: argparse.Namespace) -> tuple[list[Warm], list[Cold], str]:
-    """What was measured in both processes, one a prompt, and the stock model's attention."""
+def measure(args: argparse.Namespace) -> tuple[list[Warm], list[Cold], str, dict[str, Any]]:
+    """What was measured in both processes, one a prompt, the stock model's attention, and what it ran on."""
     with tempfile.TemporaryDirectory() as store:
         measured = []
         with engine(args.model, args.dtype, args.threads, Path(store)) as blend:
@@ -127,11 +127,12 @@ def measure(args: argparse.Namespace) -> tuple[list[Warm], list[Cold], str]:
                 count = args.own_full // len(todo) + (i < args.own_full % len(todo))
                 pairs = [_pair(blend, model, prompt, ids) for _ in range(count)]
                 measured.append(Warm(full, report, bound(blend, report), pairs))
+            ran_on = versions.as_json(blend.stats())
         del model
         drop_pages(Path(store))
         command = [sys.executable, *sys.argv, "--cold-store", store]
         lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-        return measured, [Cold(**json.loads(line)) for line in lines], attention
+        return measured, [Cold(**json.loads(line)) for line in lines], attention, ran_on
 
 
 def measure_cold(args: argparse.Namespace) -> Iterator[Cold]:
@@ -175,7 +176,7 @@ def disk_bound(method: str, warm: Warm, cold: Cold) -> float:
 
 def compare(args: argparse.Namespace) -> tuple[dict[str, Any], list[ttft_targets.Verdict]]:
     """Measure and print the table; returns the figures and the verdicts on them."""
-    warm, cold, attention = measure(args)
+    warm, cold, attention, ran_on = measure(args)
     for tier, served in (("host", [tiers_of(run.report) for run in warm]), ("disk", [set(run.tiers) for run in cold])):
         check_served(set().union(*served), tier, args.method)
     table = Table(title=f"TTFT, {args.model} {args.dtype}, {args.method} {args.ratio:g}, stock attention: {attention}")
@@ -203,6 +204,7 @@ def compare(args: argparse.Namespace) -> tuple[dict[str, Any], list[ttft_targets
         "own_full_pairs": len(pairs),
         "own_full": round(median(pair.own_s / pair.stock_s for pair in pairs), 3) if pairs else None,
         "machine": machine(),
+        "environment": ran_on,
     }
     return result, ttft_targets.of_comparison(result)
 

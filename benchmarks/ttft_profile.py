@@ -23,7 +23,7 @@ from rich.table import Table
 from spans import Recorder, self_times
 from workload import check_served, chunks_of, engine, leave_on_disk, machine, plan, prompts, tiers_of, warm_up
 
-from blend import Engine, Plan, Prompt, Report
+from blend import Engine, Plan, Prompt, Report, versions
 from blend.chunks import ChunkCache
 from blend.filling import Filling
 from blend.model.decoder import Decoder
@@ -249,6 +249,7 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         elif args.trace:
             made.trace(args.trace)
         columns["full"] = made.parts("host", Plan("full"))
+        ran_on = versions.as_json(blend.stats())
     first = next(iter(columns))
     name = args.method if wanted.ratio is None else f"{args.method} {args.ratio:g}"
     console.print(table(columns, f"prefill of {len(prompt):,} tokens, {args.model} {args.dtype}, {name}"))
@@ -266,4 +267,5 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         "bare_ms": round(bare, 2),
         "ms": {c: {f"{s}/{p}": round(ms, 3) for (s, p), ms in parts.items()} for c, parts in columns.items()},
         "machine": machine(),
+        "environment": ran_on,
     }

@@ -17,7 +17,7 @@ from rich.table import Table
 from ttft_plot import need_matplotlib, plot
 from workload import check_served, chunks_of, engine, fresh_rows, machine, plan, sized_prompts, tiers_of, warm_up
 
-from blend import Engine, Prompt
+from blend import Engine, Prompt, versions
 
 UNITS = {
     "row": (1e3, "ms a fresh row"),
@@ -28,8 +28,8 @@ UNITS = {
 """How coefficients, which are in seconds, are shown."""
 
 
-def measure(args: argparse.Namespace) -> list[Cell]:
-    """Every length at every ratio, ``args.repeats`` times; a cell keeps its fastest run.
+def measure(args: argparse.Namespace) -> tuple[list[Cell], dict[str, Any]]:
+    """Every length at every ratio, ``args.repeats`` times, and what they ran on; a cell keeps its fastest run.
 
     A round runs the whole grid once, so that a slow spell of the machine does not fall on one cell alone.
     """
@@ -48,7 +48,7 @@ def measure(args: argparse.Namespace) -> list[Cell]:
                     kept = best.get((cell.tokens, ratio))
                     if kept is None or cell.seconds < kept.seconds:
                         best[cell.tokens, ratio] = cell
-    return list(best.values())
+        return list(best.values()), versions.as_json(blend.stats())
 
 
 def _run(engine: Engine, prompt: Prompt, method: str, ratio: float) -> Cell:
@@ -86,7 +86,7 @@ def sweep(args: argparse.Namespace) -> tuple[dict[str, Any], list[ttft_targets.V
     """Measure, print and draw; returns the figures and the verdicts on them."""
     need_matplotlib()  # before minutes of measuring
     console = Console(width=110)
-    cells = measure(args)
+    cells, ran_on = measure(args)
     fitted = fit(cells)
     here = machine()
     show(cells, fitted, console, f"prefill, {args.model} {args.dtype}, {args.method}, chunks in the host tier")
@@ -110,5 +110,6 @@ def sweep(args: argparse.Namespace) -> tuple[dict[str, Any], list[ttft_targets.V
             "rows": {str(n): round(e, 3) for n, e in over_rows(cells).items()},
         },
         "machine": here,
+        "environment": ran_on,
     }
     return result, ttft_targets.of_sweep(result)

@@ -43,7 +43,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import ttft_targets
@@ -55,7 +54,7 @@ from rich.table import Table
 from vllm_load import FEW, MOST, Mix
 from vllm_served import Served, serve
 
-from blend import Plan
+from blend import Plan, versions
 from blend.model import source
 from blend.model.tokenizer import Tokenizer
 
@@ -172,7 +171,7 @@ def main() -> int:
         "ratio": args.ratio,
         **figures.summary(found, method),
         **found,
-        "versions": {name: version(name) for name in ("blendkv", "torch", "transformers")},
+        "environment": versions.as_json(),
     }
     verdicts = figures.verdicts(result)
     console = Console(width=110)

@@ -15,7 +15,8 @@ from typing import Any
 from blend.decoding import decode, encode
 from blend.errors import InvalidInput
 from blend.eval.results import dumps, held
-from blend.eval.values import VERSION, Environment, Heatmap, Identity, PromptKey, Record
+from blend.eval.values import VERSION, Heatmap, Identity, PromptKey, Record
+from blend.versions import Environment
 
 FILE = "records.jsonl"
 """The journal's name in a results directory."""

@@ -14,7 +14,6 @@ from blend.errors import InvalidInput
 from blend.eval import datasets, results
 from blend.eval.bars import bar
 from blend.eval.datasets import Dataset
-from blend.eval.environment import environment
 from blend.eval.heatmap import heatmap, subject
 from blend.eval.journal import Header, Journal
 from blend.eval.metrics import text_scores
@@ -24,11 +23,12 @@ from blend.eval.prompts import Vary, as_it_is, prepare
 from blend.eval.runner import CLOSENESS, NAMESPACE, measure
 from blend.eval.settings import MeasuringSettings, Settings
 from blend.eval.summary import summarize
-from blend.eval.values import Environment, Heatmap, Identity, Kind, PromptKey, Record, Results
+from blend.eval.values import Heatmap, Identity, Kind, PromptKey, Record, Results
 from blend.model import source
 from blend.model.fingerprint import weights_digest
 from blend.recompute import select
 from blend.types import Chunk, Plan, Prompt
+from blend.versions import Environment, environment
 
 HOST_BYTES = 4 << 30
 """Budget of the chunks in memory: what the chunks of one prompt may take, and no more than is touched is taken."""
@@ -150,7 +150,7 @@ def _measure(
         engine = stack.enter_context(open_engine(settings))
         prepared = prepare(engine, dataset.examples, max_new_tokens=settings.max_new_tokens, vary=vary)
         known = identity(engine, settings, dataset, prepared.digest)
-        where = environment(engine)
+        where = environment(engine.stats())
         asked = tuple(one.key for one in prepared.asked)
         if journal is not None:
             journal.check(identity=known, environment=where)

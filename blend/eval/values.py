@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from blend.decoding import decode, encode
 from blend.errors import InvalidInput
 from blend.eval.stats import Estimate
+from blend.versions import Environment
 
 VERSION = 1
 """Version of the document; a newer one is refused."""
@@ -152,20 +153,6 @@ class Perf:
 
     points: tuple[PerfPoint, ...]
     break_even: Mapping[str, object] | None = None
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Where it was measured: versions, machine, CPU threads, device."""
-
-    blend: str
-    python: str
-    torch: str
-    transformers: str
-    platform: str
-    cpu: str
-    threads: int
-    device: str
 
 
 @dataclass(frozen=True)

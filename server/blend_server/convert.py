@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
@@ -30,6 +31,7 @@ from blend_server.proto.blend.v1 import blend_pb2 as pb
 if TYPE_CHECKING:  # they bring torch and faiss, which a client does not need
     from blend.rag import DocumentInfo, LibraryStats, Passage
     from blend.stats import EngineStats
+    from blend.versions import Environment
 
 MAX_QUESTION_BYTES = 1 << 20
 MAX_PASSAGES = 1000
@@ -229,6 +231,16 @@ def engine_to_proto_for(tenant: str, answered: int, stats: EngineStats) -> pb.En
         requests=answered,
         tiers=tiers,
     )
+
+
+def environment_to_proto(found: Environment, *, budgets: bool) -> pb.Environment:
+    """The message for what the server runs on, with the tiers' budgets only where they are asked for."""
+    values = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "tiers"}
+    message = pb.Environment(**{name: value for name, value in values.items() if value is not None})
+    if budgets:
+        for tier in found.tiers:
+            message.tiers.add(tier=tier.tier, capacity_bytes=tier.capacity_bytes)
+    return message
 
 
 # ------------------------------------------------------------------------------------------------- answers

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from blend.eval.datasets import Example, Passage
 from blend.eval.summary import summarize
-from blend.eval.values import Environment, Identity, Record, Results
+from blend.eval.values import Identity, Record, Results
+from blend.versions import Environment
 
 
 def example(number: int = 0, passages: int = 3) -> Example:

@@ -17,7 +17,6 @@ from blend.eval.stats import Estimate
 from blend.eval.values import (
     VERSION,
     Against,
-    Environment,
     Heatmap,
     Identity,
     Perf,
@@ -26,6 +25,7 @@ from blend.eval.values import (
     Results,
     Row,
 )
+from blend.versions import Environment
 
 RECORD = Record(
     "q1", "query", 0.15, "x", ("x", "y"), {"f1": 1.0}, 0.15, 0.15, 0.17, 90, 70, "query", {"fetch": 1.0}, 9.0

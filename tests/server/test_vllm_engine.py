@@ -171,6 +171,9 @@ def test_stats(client: Client) -> None:
     assert found.limits.context_tokens == 2048
     assert found.engine.details["counters"]["precomputed"] >= 3
     assert found.engine.details["tenants"][0]["name"] == "default"
+    environment = found.environment
+    assert environment.engine == "vllm" and environment.vllm and environment.tensor_parallel == 1
+    assert environment.fingerprint == found.engine.details["model_fingerprint"] and environment.tokenizer
 
 
 def test_deleting_a_document_removes_its_kv(client: Client) -> None:

@@ -15,7 +15,6 @@ from blend.engine import Engine
 from blend.errors import InvalidInput
 from blend.eval import calibrating, results
 from blend.eval.bars import bar
-from blend.eval.environment import environment
 from blend.eval.journal import Header, Journal
 from blend.eval.measuring import identity, load_dataset
 from blend.eval.perf import tiered_engine, workload
@@ -27,6 +26,7 @@ from blend.eval.values import Record
 from blend.model import source
 from blend.recompute import calibration
 from blend.recompute.calibration import Calibration
+from blend.versions import environment
 
 HELP = "measure a model once, for method auto and its quality target to go by"
 
@@ -103,7 +103,7 @@ def _measure(settings: CalibrateSettings, points: list[tuple[str, float]]) -> Ca
         if journal is not None:
             known = identity(engine, settings, dataset, prepared.digest)
             measured = {**settings.measured(), "digest": dataset.digest}
-            where = environment(engine)
+            where = environment(engine.stats())
             journal.check(settings=measured, identity=known, environment=where)
             if journal.header is None:
                 asked = tuple(one.key for one in prepared.asked)

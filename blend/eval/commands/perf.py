@@ -16,7 +16,6 @@ from blend.engine import Engine
 from blend.errors import InvalidInput
 from blend.eval import journal, results, streams, zipf
 from blend.eval.bars import bar
-from blend.eval.environment import environment
 from blend.eval.measuring import identity, load_dataset
 from blend.eval.perf import Bench, Workload, tiered_engine, warm_up, workload
 from blend.eval.plan import plan
@@ -26,6 +25,7 @@ from blend.eval.values import Perf, PerfPoint, Results
 from blend.names import unknown
 from blend.recompute import select
 from blend.types import Plan
+from blend.versions import environment
 
 HELP = "time to first token, throughput, and when computing beforehand pays"
 
@@ -109,7 +109,7 @@ def _collect(settings: PerfSettings) -> Results:
             kind="perf",
             command=settings.line("perf"),
             settings={**settings.measured(), "digest": dataset.digest},
-            environment=environment(engine),
+            environment=environment(engine.stats()),
             identity=identity(engine, settings, dataset, digest([load.sized(load.most)])),
             questions=len(dataset.examples),
             dropped=dataset.dropped,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from blend.eval.metrics.registry import METRICS
 from blend.eval.stats import Estimate
-from blend.eval.values import Environment, Identity, Level, Record, Results, Row
+from blend.eval.values import Identity, Level, Record, Results, Row
+from blend.versions import Environment
 
 HEADLINES = ("f1", "answer_kl", "top1", "first_kl")
 """Metrics that stand open on the page where they were measured; the others are a click away."""

@@ -153,12 +153,30 @@ def stats(console: Console, found: pb.Stats) -> None:
     rows = [
         ("server", f"{found.version}, up since {found.started_at.ToDatetime():%Y-%m-%d %H:%M:%S} UTC"),
         ("model", f"{engine.model}, {engine.layers} layers, {engine.dtype} on {engine.device}"),
+        *_environment(found.environment),
         ("corpus", ", ".join(documents)),
         ("requests", f"{engine.requests} answered; {queue.requests} now, {queue.max_queue} may wait"),
         *tiers,
         ("limits", f"{sizes}, context {limits.context_tokens} tokens"),
     ]
     _rows(console, rows)
+
+
+def _environment(found: pb.Environment) -> list[tuple[str, str]]:
+    """The version matrix, but for what other rows say."""
+    if not found.blend:  # an older server tells none
+        return []
+    software = [("Python", found.python), ("torch", found.torch), ("transformers", found.transformers)]
+    software += [(name, version) for name, version in (("vLLM", found.vllm), ("Mooncake", found.mooncake)) if version]
+    shards = counted(found.tensor_parallel, "tensor-parallel shard")
+    return [
+        ("engine", f"{found.engine}, protocol {found.protocol}"),
+        ("software", ", ".join(f"{name} {version}" for name, version in software)),
+        ("machine", f"{found.cpu}, {counted(found.threads, 'thread')}, {found.platform}"),
+        ("fingerprint", f"model {found.fingerprint}"),
+        ("", f"tokenizer {found.tokenizer}"),
+        ("KV", f"layout {found.layout_version}, {shards}, RoPE {found.rope}"),
+    ]
 
 
 def _tier(tier: pb.TierStats) -> str:

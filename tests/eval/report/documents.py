@@ -10,7 +10,6 @@ from itertools import product
 from blend.eval.stats import Estimate
 from blend.eval.values import (
     Against,
-    Environment,
     Heatmap,
     Identity,
     Level,
@@ -21,6 +20,7 @@ from blend.eval.values import (
     Row,
     State,
 )
+from blend.versions import Environment
 
 PARTS = {"lookup": 0.6, "fetch": 4.0, "rotate": 9.0, "select": 21.0, "recompute": 64.0, "first_token": 112.6}
 KINDS: tuple[tuple[str, float | None], ...] = (

@@ -444,20 +444,73 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("version", "started_at", "corpus", "queue", "engine", "limits")
+    __slots__ = ("version", "started_at", "corpus", "queue", "engine", "limits", "environment")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     version: str
     started_at: _timestamp_pb2.Timestamp
     corpus: CorpusStats
     queue: QueueStats
     engine: EngineStats
     limits: Limits
-    def __init__(self, version: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., corpus: _Optional[_Union[CorpusStats, _Mapping]] = ..., queue: _Optional[_Union[QueueStats, _Mapping]] = ..., engine: _Optional[_Union[EngineStats, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+    environment: Environment
+    def __init__(self, version: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., corpus: _Optional[_Union[CorpusStats, _Mapping]] = ..., queue: _Optional[_Union[QueueStats, _Mapping]] = ..., engine: _Optional[_Union[EngineStats, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., environment: _Optional[_Union[Environment, _Mapping]] = ...) -> None: ...
+
+class Environment(_message.Message):
+    __slots__ = ("blend", "python", "torch", "transformers", "vllm", "mooncake", "platform", "cpu", "threads", "device", "engine", "model", "fingerprint", "tokenizer", "dtype", "layout_version", "rope", "tensor_parallel", "tiers", "protocol")
+    class Budget(_message.Message):
+        __slots__ = ("tier", "capacity_bytes")
+        TIER_FIELD_NUMBER: _ClassVar[int]
+        CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+        tier: str
+        capacity_bytes: int
+        def __init__(self, tier: _Optional[str] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
+    BLEND_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    TORCH_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORMERS_FIELD_NUMBER: _ClassVar[int]
+    VLLM_FIELD_NUMBER: _ClassVar[int]
+    MOONCAKE_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROPE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    blend: str
+    python: str
+    torch: str
+    transformers: str
+    vllm: str
+    mooncake: str
+    platform: str
+    cpu: str
+    threads: int
+    device: str
+    engine: str
+    model: str
+    fingerprint: str
+    tokenizer: str
+    dtype: str
+    layout_version: int
+    rope: str
+    tensor_parallel: int
+    tiers: _containers.RepeatedCompositeFieldContainer[Environment.Budget]
+    protocol: str
+    def __init__(self, blend: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., transformers: _Optional[str] = ..., vllm: _Optional[str] = ..., mooncake: _Optional[str] = ..., platform: _Optional[str] = ..., cpu: _Optional[str] = ..., threads: _Optional[int] = ..., device: _Optional[str] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer: _Optional[str] = ..., dtype: _Optional[str] = ..., layout_version: _Optional[int] = ..., rope: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[Environment.Budget, _Mapping]]] = ..., protocol: _Optional[str] = ...) -> None: ...
 
 class CorpusStats(_message.Message):
     __slots__ = ("documents", "content_bytes", "chunks", "tokens", "outdated")
