@@ -27,6 +27,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -85,6 +86,12 @@ class Access:
     certificates: Mapping[str, CertificateEntry] = field(default_factory=dict)
     tenants: Mapping[str, TenantQuotas] = field(default_factory=dict)
     every_tenant: TenantQuotas = TenantQuotas()
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """All tenants that it names."""
+        tokens = frozenset(entry.tenant for entry in self.tokens.values())
+        return tokens.union(self.tenants, (entry.tenant for entry in self.certificates.values()))
 
     def quotas(self, tenant: str) -> TenantQuotas:
         """A tenant's quotas: where it has one of its own, that, else everyone's."""

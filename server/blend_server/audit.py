@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +30,23 @@ logger.setLevel(logging.INFO)
 logger.propagate = False
 
 _MAX_DOCUMENT = 256
+
+
+class Failures:
+    """How many lines could not be written since the process began."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def add(self) -> None:
+        """Count one."""
+        with self._lock:
+            self.count += 1
+
+
+failures = Failures()
+"""Those of every log of this process."""
 
 
 class Entry:
@@ -86,7 +104,7 @@ def written(path: str | Path | None) -> Iterator[None]:
         yield
         return
     try:
-        handler = logging.StreamHandler(sys.stderr) if str(path) == "-" else _File(Path(path).expanduser())
+        handler = _Stream(sys.stderr) if str(path) == "-" else _File(Path(path).expanduser())
     except OSError as error:
         allowed = f"a file that can be written ({error.strerror}), or - for standard error"
         raise InvalidConfig("security.audit_file", str(path), allowed) from error
@@ -100,7 +118,20 @@ def written(path: str | Path | None) -> Iterator[None]:
             handler.close()
 
 
-class _File(WatchedFileHandler):
+class _Counted(logging.Handler):
+    """Counts the lines that it cannot write."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """Count the line, and have logging tell."""
+        failures.add()
+        super().handleError(record)
+
+
+class _Stream(_Counted, logging.StreamHandler):  # type: ignore[type-arg] # Python 3.10 has no argument for it
+    pass
+
+
+class _File(_Counted, WatchedFileHandler):
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8")
 

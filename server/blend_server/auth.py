@@ -104,6 +104,9 @@ class Gate(Protocol):
     def quotas(self, tenant: str) -> TenantQuotas:
         """Return what a tenant may have."""
 
+    def tenants(self) -> frozenset[str]:
+        """Return the tenants that the access file names; none without one. May be called from any thread."""
+
     async def close(self) -> None:
         """End the gate's threads."""
 
@@ -123,6 +126,10 @@ class OpenGate:
     def quotas(self, tenant: str) -> TenantQuotas:
         """Return none."""
         return TenantQuotas()
+
+    def tenants(self) -> frozenset[str]:
+        """Return none."""
+        return frozenset()
 
     async def close(self) -> None:
         """Do nothing."""
@@ -180,6 +187,10 @@ class FileGate:
     def quotas(self, tenant: str) -> TenantQuotas:
         """Return what a tenant may have; see :class:`Gate`."""
         return self._file.value.quotas(tenant)
+
+    def tenants(self) -> frozenset[str]:
+        """Return the tenants that the access file names; see :class:`Gate`."""
+        return self._file.value.named
 
     async def close(self) -> None:
         """End the threads."""

@@ -17,7 +17,8 @@ from blend.types import Chunk
 from blend_server import audit, convert
 from blend_server.auth import Gate
 from blend_server.engines import ServedEngine
-from blend_server.interceptors import request_id, status_of
+from blend_server.interceptors import status_of
+from blend_server.operations.context import request_id
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.worker import Share, Worker
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import traceback
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
-from contextvars import ContextVar
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,6 +19,9 @@ from google.rpc.status_pb2 import Status as RpcStatus
 from blend import errors
 from blend_server import audit, auth
 from blend_server.auth import Caller, Gate, OpenGate
+from blend_server.operations.context import request_id
+from blend_server.operations.logs import stack_of, types_of
+from blend_server.operations.observing import Observer
 from blend_server.places import Places
 
 logger = logging.getLogger("blend_server")
@@ -31,9 +31,6 @@ ERROR_KEY = "blend-error"
 FIELD_KEY = "blend-field"
 DETAILS_KEY = "grpc-status-details-bin"
 """A ``google.rpc.Status`` with more of an error, such as ``RetryInfo``."""
-
-request_id: ContextVar[str] = ContextVar("request_id", default="-")
-"""The id of the call that this task serves."""
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _METHODS = "/blend.v1.BlendService/"
@@ -80,7 +77,7 @@ def status_of(error: BaseException) -> Status:
             return Status(code, message, tuple(metadata))
     incident = uuid.uuid4().hex[:12]
     logger.error(
-        "incident=%s request_id=%s error=%s stack=%s", incident, request_id.get(), _types(error), _stack(error)
+        "incident=%s request_id=%s error=%s stack=%s", incident, request_id.get(), types_of(error), stack_of(error)
     )
     return Status(grpc.StatusCode.INTERNAL, f"internal error; incident {incident}", ((ERROR_KEY, "Internal"),))
 
@@ -132,10 +129,12 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     Args:
         in_flight: counts the calls.
         gate: tells who is calling.
+        observer: sees the calls.
     """
 
-    def __init__(self, in_flight: InFlight, gate: Gate | None = None) -> None:
+    def __init__(self, in_flight: InFlight, gate: Gate | None = None, observer: Observer | None = None) -> None:
         self._in_flight = in_flight
+        self._observer = observer or Observer()
         self._gate = gate or OpenGate()
         self._places = Places(_MOST_CALLS, "too many calls are under way") if self._gate.many else None
 
@@ -184,6 +183,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _guard(self, name: str, context: Any) -> AsyncGenerator[Caller, None]:
         call_id = _call_id(context)
         request_id.set(call_id)
+        observed = self._observer.call(name, call_id, context.invocation_metadata() or ())
         entry = audit.Entry(name, call_id, context.peer())
         audit.current.set(entry)
         context.set_trailing_metadata(((REQUEST_ID_KEY, call_id),))
@@ -193,6 +193,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             with self._in_flight.call():
                 who = await self._gate.identify(context)
                 auth.caller.set(who)
+                observed.identified(who.tenant)
                 entry.tenant, entry.caller = who.tenant, who.name
                 who.require(name)
                 with self._place(who.tenant):
@@ -207,6 +208,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         finally:
             elapsed = (perf_counter() - start) * 1e3
             logger.info("rpc=%s request_id=%s code=%s ms=%.1f", name, call_id, code, elapsed)
+            observed.ended(code)
             entry.ended(code)
 
     def _place(self, tenant: str) -> AbstractContextManager[None]:
@@ -240,22 +242,6 @@ def _call_id(context: Any) -> str:
         if key == REQUEST_ID_KEY and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
             return value
     return uuid.uuid4().hex
-
-
-def _types(error: BaseException) -> str:
-    """``KeyError<-OSError``: the error's type, then those of what it was raised from."""
-    names: list[str] = []
-    current: BaseException | None = error
-    while current is not None and len(names) < 8:
-        names.append(type(current).__name__)
-        current = current.__cause__ or current.__context__
-    return "<-".join(names)
-
-
-def _stack(error: BaseException) -> str:
-    """``file:line:function`` of the innermost frames, outermost first, without any values."""
-    frames = traceback.extract_tb(error.__traceback__)[-12:]
-    return "|".join(f"{Path(f.filename).name}:{f.lineno}:{f.name}" for f in frames)
 
 
 def _short(message: str) -> str:

@@ -20,6 +20,8 @@ from blend_server import audit, auth, lock, tls
 from blend_server.auth import Gate
 from blend_server.engines import open_engine
 from blend_server.interceptors import Edge, InFlight
+from blend_server.operations import page
+from blend_server.operations.observing import Observer, open_observer
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
 from blend_server.service import BlendService
@@ -51,6 +53,7 @@ class BlendServer:
         self._stop = asyncio.Event()
         self._resources = ExitStack()
         self._port = 0
+        self._metrics_port = 0
         self.failed = threading.Event()
 
     @property
@@ -59,12 +62,18 @@ class BlendServer:
         host = self.config.address.rpartition(":")[0]
         return f"{host}:{self._port}"
 
+    @property
+    def metrics_address(self) -> str | None:
+        """``host:port`` of the metrics as bound, once :meth:`start` has returned; ``None`` where none are served."""
+        address = self.config.operations.metrics_address
+        return None if address is None else f"{address.rpartition(':')[0]}:{self._metrics_port}"
+
     def start(self) -> int:
         """Load the model, open the documents, listen; returns the bound port once requests are served.
 
         Raises:
-            InvalidConfig: the address cannot be bound, another server has the data directory, or the files of
-                ``config.security`` cannot be used.
+            InvalidConfig: an address cannot be bound, another server has the data directory, the files of
+                ``config.security`` cannot be used, or traces are asked for without OpenTelemetry.
             ModelError: the model cannot be used.
             StoreError: the data directory cannot be used.
             Closed: it was started before.
@@ -73,6 +82,8 @@ class BlendServer:
             raise Closed("a server starts once")
         with ExitStack() as resources:
             gate = auth.gate(self.config.security.access_file)
+            observer = open_observer(self.config.operations)
+            resources.callback(observer.close)
             credentials = tls.server_credentials(found) if (found := self.config.security.tls) is not None else None
             resources.enter_context(lock.held(self.config.path))
             resources.enter_context(audit.written(self.config.security.audit_file))
@@ -81,9 +92,12 @@ class BlendServer:
             embedder = Embedder(self.config.rag.embedding_model)
             embedder.load()  # or the first question would pay for it
             service = BlendService(engine, embedder, self.config, gate)
+            observer.watch(service.sources(lambda: not self._stop.is_set(), gate.tenants))
+            if (address := self.config.operations.metrics_address) is not None:
+                self._metrics_port = resources.enter_context(page.served(address, observer.registry))
             started: Future[int] = Future()
             self._thread = threading.Thread(
-                target=self._run, args=(service, gate, credentials, started), name="blend-server"
+                target=self._run, args=(service, gate, observer, credentials, started), name="blend-server"
             )
             self._thread.start()
             self._port = started.result()
@@ -109,21 +123,31 @@ class BlendServer:
         self.stop()
 
     def _run(
-        self, service: BlendService, gate: Gate, credentials: grpc.ServerCredentials | None, started: Future[int]
+        self,
+        service: BlendService,
+        gate: Gate,
+        observer: Observer,
+        credentials: grpc.ServerCredentials | None,
+        started: Future[int],
     ) -> None:
         try:
-            asyncio.run(self._serve(service, gate, credentials, started))
+            asyncio.run(self._serve(service, gate, observer, credentials, started))
         except Exception as error:
             if started.done():
                 raise
             started.set_exception(error)
 
     async def _serve(
-        self, service: BlendService, gate: Gate, credentials: grpc.ServerCredentials | None, started: Future[int]
+        self,
+        service: BlendService,
+        gate: Gate,
+        observer: Observer,
+        credentials: grpc.ServerCredentials | None,
+        started: Future[int],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         in_flight, checks = InFlight(), health.aio.HealthServicer()
-        server = _server(self.config, Edge(in_flight, gate))
+        server = _server(self.config, Edge(in_flight, gate, observer))
         blend_pb2_grpc.add_BlendServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from time import monotonic, perf_counter, time
@@ -18,10 +18,13 @@ from blend.rag.library import Passage
 from blend.rag.prompt import PromptBuilder
 from blend.rag.protocols import Embedder
 from blend.types import Answer, Token
+from blend.versions import environment
 from blend_server import audit, convert
 from blend_server.auth import Gate, caller
 from blend_server.engines import ServedEngine
-from blend_server.interceptors import request_id
+from blend_server.operations import observing
+from blend_server.operations.context import request_id
+from blend_server.operations.figures import Sources
 from blend_server.places import Places
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
@@ -76,6 +79,17 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
     def alive(self) -> bool:
         """Whether there is an engine that takes requests."""
         return self._engine.alive
+
+    def sources(self, serving: Callable[[], bool], tenants: Callable[[], Collection[str]]) -> Sources:
+        """Where metrics come from; ``serving``: whether calls are taken, ``tenants``: who has metrics of its own."""
+        return Sources(
+            stats=self._engine.stats,
+            serving=lambda: serving() and self.alive,
+            places_held=lambda: self._worker.requests,
+            places=self._config.max_queue + 1,
+            open_tenants=lambda: self._tenants.opened,
+            tenants=tenants,
+        )
 
     async def close(self) -> None:
         """Finish what must not be left half done, end all threads, close all documents; the engine stays open."""
@@ -177,6 +191,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
                 request_id=request_id.get(),
             )
             stream = self._worker.stream(events)
+            observing.current.get().generating(stream.ended)
             context.add_done_callback(lambda _: stream.cancel())
             # Whoever reads slowly keeps no place: what is still to be read is no longer than the answer.
             stream.ended.add_done_callback(lambda _: place.close())
@@ -187,11 +202,13 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
                     yield pb.AnswerEvent(token=convert.token_to_proto(event))
                 else:
                     tenant.answered += 1
+                    answer = _with_wait(event, stream.waited_ms)
+                    observing.current.get().answered(answer, arrived, retrieve_ms)
                     if request.want_tokens:
                         pieces = self._engine.tokenizer.pieces
                         told = await tenant.threads.call(convert.prompt_to_proto, prompt, pieces)
                         yield pb.AnswerEvent(prompt_tokens=told)
-                    yield pb.AnswerEvent(answer=convert.answer_to_proto(_with_wait(event, stream.waited_ms)))
+                    yield pb.AnswerEvent(answer=convert.answer_to_proto(answer))
 
     async def _passages(self, tenant: Tenant, question: str, k: int) -> tuple[list[Passage], float]:
         """The passages for a question and the milliseconds that it took to find them.
@@ -230,6 +247,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
                 default_max_new_tokens=config.rag.max_new_tokens,
                 context_tokens=engine.max_positions,
             ),
+            environment=convert.environment_to_proto(environment(engine), budgets=whole),
         )
         stats.started_at.FromMilliseconds(int(self._started * 1e3))
         return stats

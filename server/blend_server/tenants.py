@@ -84,6 +84,11 @@ class Tenants:
         self._tasks: set[asyncio.Task[Tenant]] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
+    @property
+    def opened(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
     async def start(self) -> None:
         """Open the tenant ``default``, and forget the KV that an earlier run left behind.
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -32,8 +33,8 @@ class Threads:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
-        """Run ``function(*args)`` in one of the threads and return what it returns."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        """Run ``function(*args)`` in one of the threads and return what it returns. Its logs name the caller's call."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, copy_context().run, function, *args)
 
     async def close(self) -> None:
         """Return once the threads have ended."""
@@ -115,8 +116,8 @@ class Worker:
             self._requests -= 1
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
-        """Run ``function(*args)`` behind all calls before it and return what it returns."""
-        return await asyncio.get_running_loop().run_in_executor(self._calls, function, *args)
+        """Run ``function(*args)`` behind all calls before it and return what it returns, as :class:`Threads` do."""
+        return await asyncio.get_running_loop().run_in_executor(self._calls, copy_context().run, function, *args)
 
     def stream(self, answer: Iterator[Token | Answer]) -> AnswerEvents | Stream[Token | Answer]:
         """Return an answer's events. An iterator that waits is drawn in a thread; the native engine's needs none."""
