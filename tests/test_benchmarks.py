@@ -438,6 +438,7 @@ def test_a_mode_ends_with_its_figures_and_with_what_was_missed(mode: str, data: 
     assert ran.stdout, ran.stderr
     result = json.loads(ran.stdout.splitlines()[-1])
     assert result["benchmark"] == name
+    assert result["environment"]["engine"] == "native" and result["environment"]["fingerprint"]
     missed = {target for target, met in result["targets"].items() if not met}
     assert ran.returncode == (64 + sum(ttft_targets.BITS[target] for target in missed) if missed else 0)
     if mode == "compare":

@@ -69,7 +69,8 @@ def test_two_runs_give_the_same_document_apart_from_times(call: Call, line: list
     assert first["questions"] == 4 and len(first["records"]) == 4 * 8
     assert all(set(r["metrics"]) == set(METRICS) for r in first["records"])
     assert first["command"].startswith("blend-eval run --dataset ") and first["settings"]["margins"]["f1"] == 0.02
-    assert first["identity"]["dtype"] == "float32" and first["environment"]["threads"] >= 1
+    assert first["identity"]["dtype"] == first["environment"]["dtype"] == "float32"
+    assert first["environment"]["threads"] >= 1 and first["environment"]["fingerprint"] == first["identity"]["model"]
     assert first["heatmap"]["method"] == "query" and "chosen" in first["heatmap"]["state"]
 
 
