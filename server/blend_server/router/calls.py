@@ -17,7 +17,8 @@ from google.protobuf.message import DecodeError, Message
 
 from blend.errors import InvalidInput, StoreError, Unauthenticated
 from blend_server.auth import Caller, Gate
-from blend_server.interceptors import REQUEST_ID_KEY, InFlight, request_id, status_of
+from blend_server.interceptors import REQUEST_ID_KEY, InFlight, status_of
+from blend_server.operations.context import request_id
 from blend_server.router.link import Metadata
 
 logger = logging.getLogger("blend_server.router")
