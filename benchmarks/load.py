@@ -39,7 +39,6 @@ import argparse
 import json
 import sys
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,7 +51,8 @@ from load_server import fill, serve
 from rich.console import Console
 from rich.table import Table
 from ttft_targets import MISSED, Verdict
-from workload import machine
+
+from blend import versions
 
 PARTS = (*phases.PARTS, "overload")
 
@@ -154,9 +154,8 @@ def main() -> int:
         console.print(shown)
     for error in figures.errors[:10]:
         console.print(error, markup=False)
-    versions = {name: version(name) for name in ("blendkv", "torch", "transformers", "grpcio")}
     result = {"benchmark": "load", "model": args.model, "dtype": args.dtype, "method": args.method, **figures.found}
-    print(json.dumps({**result, "machine": machine(), "versions": versions, "targets": ttft_targets.as_json(judged)}))
+    print(json.dumps({**result, "environment": versions.as_json(), "targets": ttft_targets.as_json(judged)}))
     missed = {verdict.target for verdict in judged if not verdict.met}
     return 0 if args.no_gate or not missed else MISSED + sum(BITS[target] for target in missed)
 

@@ -186,7 +186,7 @@ class Together:
 def _together(seen: Sequence[Seen]) -> Together:
     begin, end = max(one.stamps[0] for one in seen), min(one.stamps[-1] for one in seen)
     if end <= begin:
-        raise SystemExit("some streams had ended before others began: ask for more tokens")
+        raise SystemExit("some streams had ended before others decoded: ask for more tokens (--decoded)")
     tokens = sum(begin < stamp <= end for one in seen for stamp in one.stamps)
     return Together(tokens, tokens / (end - begin))
 

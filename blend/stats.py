@@ -162,8 +162,8 @@ class EngineStats:
     """The model's identity and shape, counters since start, and the state of memory, tiers, loads, writes, tenants.
 
     ``kernels`` is the version that runs: ``triton``, ``torch`` or ``reference``. Where another engine than
-    the native one runs, ``waiting``, ``running``, ``scratch`` and ``shadow`` are ``None``: it queues and plans its memory
-    itself, and nothing is compared.
+    the native one runs, ``waiting``, ``running``, ``scratch`` and ``shadow`` are ``None``: it queues and plans its
+    memory itself, and nothing is compared.
     """
 
     model: str

@@ -88,7 +88,7 @@ def test_numbers_below_one_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.slow
 def test_the_benchmark_ends_with_its_figures(tmp_path: Path) -> None:
     model = tiny.save_model(tmp_path / "model", max_position_embeddings=4096)
-    flags = "--streams 6 --seconds 2 --mostly-cached 4 --decoding 3 --decoded 24 --soak 120 --overload 60 --no-gate"
+    flags = "--streams 6 --seconds 2 --mostly-cached 4 --decoding 3 --decoded 240 --soak 120 --overload 60 --no-gate"
     paths = os.pathsep.join([str(ROOT), str(ROOT / "server"), *filter(None, [os.environ.get("PYTHONPATH")])])
     ran = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "load.py", "--model", model, *flags.split()],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from blend.config import ServerConfig
 from blend.errors import BlendError, InvalidConfig
 from blend_server import settings
+from blend_server.operations import logs
 
 _FAILED_SECONDS = 1.0
 """How often the server is asked whether it has failed: a handler of signals cannot wait for two things."""
@@ -36,12 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except settings.Refused as refused:
         sys.stderr.writelines(f"blend-server: {error}\n" for error in refused.errors)
         return 2
-    logging.basicConfig(
-        level=found.config.operations.log_level.upper(),
-        stream=sys.stderr,
-        format="time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S%z",
-    )
+    logs.configure(found.config.service.operations)
     try:
         return _serve(found.config.service, found.config.ready_file)
     except InvalidConfig as error:

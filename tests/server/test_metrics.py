@@ -21,7 +21,7 @@ from blend.errors import Closed, InvalidConfig
 from blend.recompute.planner import decide, give_up, settle
 from blend.types import Plan, Usage
 from blend_server import audit
-from blend_server.client import Client, Document, ServiceError
+from blend_server.client import Client, Document, Retries, ServiceError
 from blend_server.operations import figures, page
 from blend_server.operations.figures import Figures, Sources
 from blend_server.operations.hot import HotChunks
@@ -136,7 +136,7 @@ def test_tenants_that_left_the_access_file_are_forgotten() -> None:
 
 def test_a_flood_is_counted_as_refused(start: Start) -> None:
     server = start(operations=OperationsConfig("127.0.0.1:0"), max_queue=1)
-    with Client(server.address) as client:
+    with Client(server.address, retries=Retries.none()) as client:
         list(client.ingest([LIGHT]))
         refused = 0
         held = []

@@ -10,6 +10,7 @@ import grpc
 
 from blend.config import is_loopback
 from blend.errors import InvalidInput
+from blend_server.client import tracing
 
 _MAX_TOKEN = 4096
 
@@ -83,8 +84,12 @@ class Endpoint:
         return maker.secure_channel(self.address, self._credentials, options=self._options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return what goes with each call. gRPC's own call credentials refuse unencrypted loopback connections."""
-        return () if self._token is None else (("authorization", f"Bearer {self._token}"),)
+        """Return what goes with each call: the trace that it belongs to, and the token.
+
+        gRPC's own call credentials refuse unencrypted loopback connections.
+        """
+        token = () if self._token is None else (("authorization", f"Bearer {self._token}"),)
+        return (*tracing.headers(), *token)
 
 
 def read_token(path: str | Path) -> str:

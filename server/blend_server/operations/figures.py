@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from blend.errors import BlendError
-from blend.stats import EngineStats
+from blend.stats import EngineStats, ShadowStats
 from blend.versions import Environment, environment
 from blend_server import audit
 from blend_server.operations import sheet
@@ -109,8 +108,8 @@ def _engine(filled: Sheet, stats: EngineStats, names: Collection[str]) -> None:
         for outcome in ("done", "failed", "dropped"):
             filled.set("precompute_total", background[outcome], outcome)
         filled.set("single_flight_joins_total", background["joined"], "precompute")
-    if (shadow := getattr(stats, "shadow", None)) is not None:
-        _shadow(filled, shadow)
+    if stats.shadow is not None:
+        _shadow(filled, stats.shadow)
     for usage in stats.tenants:
         if usage.name is not None and usage.name in names:
             filled.set("tenant_bytes", usage.used_bytes, usage.name, usage.tier)
@@ -118,7 +117,7 @@ def _engine(filled: Sheet, stats: EngineStats, names: Collection[str]) -> None:
                 filled.set("tenant_quota_bytes", usage.quota_bytes, usage.name, usage.tier)
 
 
-def _shadow(filled: Sheet, shadow: Any) -> None:
+def _shadow(filled: Sheet, shadow: ShadowStats) -> None:
     for outcome in ("run", "failed", "dropped", "broken"):
         filled.set("shadow_requests_total", getattr(shadow, outcome), outcome)
     filled.set("shadow_pending", shadow.pending)
