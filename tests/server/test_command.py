@@ -184,6 +184,12 @@ def test_stats(run: Run, docs: Path) -> None:
     assert found["engine"]["tiers"][1]["name"] == "disk"
 
 
+def test_quality_is_reset(run: Run) -> None:
+    status, out, _ = run("reset-quality")
+    assert (status, out.strip()) == (0, "auto was not stopped")
+    assert run.json("reset-quality") == [{"was_stopped": False, "since": "", "reason": ""}]
+
+
 def test_a_tier_that_is_down_is_shown_beside_the_others(run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise TierUnavailable("disk: reading the ledger: EIO (Input/output error)")

@@ -150,6 +150,11 @@ class AsyncClient:
         reply: pb.Stats = await self._unary(self._stub.GetStats, pb.GetStatsRequest())
         return reply
 
+    async def reset_quality(self) -> pb.ResetQualityResponse:
+        """Let ``auto`` blend again after its quality stopped it; returns whether it was, since when, and why."""
+        reply: pb.ResetQualityResponse = await self._unary(self._stub.ResetQuality, pb.ResetQualityRequest())
+        return reply
+
     async def close(self) -> None:
         """Close the connection."""
         if self._channel is not None:

@@ -176,6 +176,11 @@ class Client:
         reply: pb.Stats = self._unary(self._stub.GetStats, pb.GetStatsRequest())
         return reply
 
+    def reset_quality(self) -> pb.ResetQualityResponse:
+        """Let ``auto`` blend again after its quality stopped it; returns whether it was, since when, and why."""
+        reply: pb.ResetQualityResponse = self._unary(self._stub.ResetQuality, pb.ResetQualityRequest())
+        return reply
+
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()

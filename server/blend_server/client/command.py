@@ -246,6 +246,17 @@ def _stats(client: Client, arguments: argparse.Namespace, out: Console, err: Con
     return 0
 
 
+def _reset_quality(client: Client, arguments: argparse.Namespace, out: Console, err: Console) -> int:
+    found = client.reset_quality()
+    if arguments.json:
+        show.as_json(out, plain(found))
+    elif found.was_stopped:
+        out.print(Text(f"auto blends again; it was stopped on {show.safe(found.since)}: {show.safe(found.reason)}"))
+    else:
+        out.print("auto was not stopped")
+    return 0
+
+
 # ---------------------------------------------------------------------------------------------------- parser
 
 
@@ -290,6 +301,8 @@ def _parser() -> argparse.ArgumentParser:
     delete = command("delete", _delete, "delete documents", "blend-client delete docs/old.md")
     delete.add_argument("ids", nargs="+", metavar="ID", help="a document's id, as `documents` shows it")
     command("stats", _stats, "show the server's figures", "blend-client stats --json")
+    again = "let auto blend again after its quality stopped it"
+    command("reset-quality", _reset_quality, again, "blend-client reset-quality")
     return parser
 
 

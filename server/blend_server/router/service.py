@@ -45,6 +45,7 @@ class RouterService:
             "Answer": stream(self.answer),
             "DeleteDocument": unary(self.delete),
             "GetStats": unary(self.stats),
+            "ResetQuality": unary(self.reset_quality),
             **{name: unary(self._read(name)) for name in ("Retrieve", "ListDocuments", "GetDocument")},
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
@@ -166,4 +167,26 @@ class RouterService:
                 raise NoEngine("no engine tells its figures now")
             whole = call.who.may("admin")
             data: bytes = merged(told, await self._documents.status() if whole else None).SerializeToString()
+        return data
+
+    async def reset_quality(self, request: bytes, context: Any) -> bytes:
+        """Have every engine that serves let ``auto`` blend again.
+
+        One that fails does not keep the others from it; its error is told.
+        """
+        async with self._edge.call("ResetQuality", context) as call:
+            links = await self._documents.readable(call)
+            replies = (link.unary("ResetQuality", request, call.metadata, call.seconds_left) for link in links)
+            found = await asyncio.gather(*replies, return_exceptions=True)
+        for failure in found:
+            if isinstance(failure, BaseException):
+                raise failure
+        told = {link.name: message(pb.ResetQualityResponse, data) for link, data in zip(links, found, strict=True)}
+        stopped = {name: reply for name, reply in told.items() if reply.was_stopped}
+        whole = pb.ResetQualityResponse(
+            was_stopped=bool(stopped),
+            since=min((reply.since for reply in stopped.values()), default=""),
+            reason="; ".join(f"{name}: {reply.reason}" for name, reply in stopped.items()),
+        )
+        data: bytes = whole.SerializeToString()
         return data

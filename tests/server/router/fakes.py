@@ -154,6 +154,10 @@ class FakeEngine(blend_pb2_grpc.BlendServiceServicer):
         stats.engine.details.update({"name": self.name})
         return stats
 
+    def ResetQuality(self, request: pb.ResetQualityRequest, context: Any) -> pb.ResetQualityResponse:
+        self._note("ResetQuality", context)
+        return pb.ResetQualityResponse(was_stopped=True, since="2026-01-02T03:04:05+00:00", reason="too far off")
+
     def _info(self, document_id: str) -> pb.DocumentInfo:
         title, text = self.documents[document_id]
         return pb.DocumentInfo(id=document_id, title=title, chunks=1, sha256=hashlib.sha256(text).hexdigest())

@@ -255,6 +255,13 @@ def test_figures_are_sums_and_lists(client: Client) -> None:
     assert stats.engine.details["router"]["a"]["serving"]
 
 
+def test_quality_is_reset_on_every_engine(client: Client, engines: Engines) -> None:
+    found = client.reset_quality()
+    assert found.was_stopped and found.since.startswith("2026-01-02")
+    assert found.reason.count("too far off") == len(engines)
+    assert all(engine.asked("ResetQuality") == 1 for engine in engines)
+
+
 def test_a_message_that_is_none_is_refused(client: Client) -> None:
     with grpc.insecure_channel(client.address) as channel:
         for method in ("Answer", "DeleteDocument"):
