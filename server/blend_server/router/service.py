@@ -178,10 +178,11 @@ class RouterService:
             links = await self._documents.readable(call)
             replies = (link.unary("ResetQuality", request, call.metadata, call.seconds_left) for link in links)
             found = await asyncio.gather(*replies, return_exceptions=True)
-        for failure in found:
-            if isinstance(failure, BaseException):
-                raise failure
-        told = {link.name: message(pb.ResetQualityResponse, data) for link, data in zip(links, found, strict=True)}
+        told: dict[str, pb.ResetQualityResponse] = {}
+        for link, reply in zip(links, found, strict=True):
+            if isinstance(reply, BaseException):
+                raise reply
+            told[link.name] = message(pb.ResetQualityResponse, reply)
         stopped = {name: reply for name, reply in told.items() if reply.was_stopped}
         whole = pb.ResetQualityResponse(
             was_stopped=bool(stopped),
