@@ -136,6 +136,16 @@ class Catalog:
             ).fetchall()
         return tuple(row[0] for row in rows)
 
+    def of_other_models(self, tag: str) -> tuple[str, ...]:
+        """Ids of documents whose content keys do not end with the namespace tag ``tag``, in order."""
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT d.id FROM documents d JOIN chunks c ON c.document = d.row AND c.ordinal = 0 "
+                "WHERE d.namespace = ? AND substr(c.content_key, ?) <> ? ORDER BY d.id",
+                (self.namespace, -len(tag), tag),
+            ).fetchall()
+        return tuple(row[0] for row in rows)
+
     def size(self, without: str = "") -> tuple[int, int]:
         """How many documents there are, and the bytes of their texts in UTF-8, leaving out the id ``without``."""
         with self._reading() as db:
@@ -160,21 +170,31 @@ class Catalog:
 
     # Changes
 
-    def replace(self, document: NewDocument, chunks: Sequence[NewChunk]) -> tuple[Orphan, ...]:
-        """Store a document with its chunks in place of what had its id; return what became of no use by that."""
+    def replace(
+        self, document: NewDocument, chunks: Sequence[NewChunk], renews: str | None = None
+    ) -> tuple[Orphan, ...]:
+        """Store a document with its chunks in place of what had its id; return what became of no use by that.
+
+        With ``renews`` only the stored document of that digest is replaced, and counts as last updated when it was
+        before; nothing happens where it is gone, or has another digest by now.
+        """
         now = time.time()
         data = document.text.encode("utf-8")
         with self._writing() as db:
             old = db.execute(
-                "SELECT row, created FROM documents WHERE namespace = ? AND id = ?", (self.namespace, document.id)
+                "SELECT row, created, updated, digest FROM documents WHERE namespace = ? AND id = ?",
+                (self.namespace, document.id),
             ).fetchone()
+            if renews is not None and (old is None or old[3] != renews):
+                return ()
+            updated = now if renews is None else old[2]
             removed = self._remove(db, old[0]) if old else []
             cursor = db.execute(
                 "INSERT INTO documents (namespace, id, title, sha256, digest, pipeline, nbytes, created, updated, text)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(self.namespace, document.id, document.title, hashlib.sha256(data).hexdigest()),
-                    *(document.digest, document.pipeline, len(data), old[1] if old else now, now, document.text),
+                    *(document.digest, document.pipeline, len(data), old[1] if old else now, updated, document.text),
                 ),
             )
             row = cursor.lastrowid

@@ -39,12 +39,14 @@ class Prepared:
     """A document on its way in.
 
     ``unchanged``: the same document was processed in the same way already, and there is nothing to do.
+    ``renews`` is the digest of the stored document that this one is the same text of, processed anew.
     ``embeddings`` (``[n, d]``, one for each piece) are there after :meth:`Library.embed`.
     """
 
     document: NewDocument
     pieces: tuple[Piece, ...]
     unchanged: bool
+    renews: str | None = None
     embeddings: Vectors | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -72,7 +74,7 @@ class LibraryStats:
     """Figures of a library.
 
     ``nbytes``: the documents' UTF-8 bytes. ``tokens``: in all chunks. ``outdated``: documents that are left out of
-    answers until they are ingested again. ``indexed``: chunks that can be retrieved. ``generation``: rises with
+    answers until they are processed again. ``indexed``: chunks that can be retrieved. ``generation``: rises with
     every change.
     """
 
@@ -105,7 +107,8 @@ class Library:
         library.forgotten(orphans)
 
     Documents that were processed with another tokenizer, embedding model or chunk size stay listed, but are not
-    retrieved, for their token ids mean nothing to this model: see :meth:`outdated`.
+    retrieved, for their token ids mean nothing to this model: see :meth:`outdated`. Their text is kept, so that they
+    come in again by the same steps, from :meth:`prepare_again` on.
 
     Args:
         directory: holds the catalog and the index; made where there is none.
@@ -165,6 +168,19 @@ class Library:
             return Prepared(document, pieces, unchanged=True)
         return Prepared(document, tuple(self._chunker.chunks(source.text, source.title)), unchanged=False)
 
+    def prepare_again(self, document_id: str) -> Prepared | None:
+        """Cut a stored document into pieces as it would be now; ``None`` where it is gone.
+
+        :meth:`commit` leaves the stored one alone if it has been replaced or deleted by then.
+
+        Raises:
+            InvalidDocument: it would not be taken with the present settings.
+        """
+        stored = self._catalog.find(document_id)
+        if stored is None:
+            return None
+        return replace(self.prepare(stored.id, stored.title, stored.text), renews=stored.digest)
+
     def embed(self, prepared: Prepared, progress: Progress | None = None) -> Prepared:
         """Return ``prepared`` with the embeddings of its pieces, title included; ``progress(done, of)`` is called.
 
@@ -215,7 +231,7 @@ class Library:
             NewChunk(piece.text, piece.token_ids, key, vector, piece.start_char, piece.end_char)
             for piece, key, vector in zip(pieces, keys, vectors, strict=True)
         ]
-        orphans = self._catalog.replace(prepared.document, chunks)
+        orphans = self._catalog.replace(prepared.document, chunks, prepared.renews)
         self._follow()
         return orphans
 
@@ -293,8 +309,18 @@ class Library:
         return self._catalog.references(content_key)
 
     def outdated(self) -> tuple[str, ...]:
-        """Ids of documents that were processed in another way than now: prepare their text again to use them."""
+        """Ids of documents that were processed in another way than now, and are not retrieved."""
         return self._catalog.outdated(self._pipeline)
+
+    def to_renew(self, tag: str) -> tuple[str, ...]:
+        """Ids of documents that :meth:`prepare_again` has something to do for.
+
+        Those are the outdated ones, and those whose content keys are of another model or secret.
+
+        Args:
+            tag: what present content keys end with (:attr:`blend.store.key.Namespace.tag`).
+        """
+        return tuple(sorted({*self.outdated(), *self._catalog.of_other_models(tag)}))
 
     def list(self, page_size: int = DEFAULT_PAGE_SIZE, page_token: str = "") -> Page:
         """Documents without their text, in the order of their ids; see :meth:`blend.rag.catalog.Catalog.list`."""

@@ -31,6 +31,10 @@ _FORGET_AT_ONCE = 32
 _RETRY_SECONDS = 1.0
 _MOST_RETRY_SECONDS = 60.0
 
+# For how long each chunk of a document that nobody waits for lets callers go first, and how often it looks.
+_GIVE_WAY_SECONDS = 2.0
+_LOOK_SECONDS = 0.02
+
 
 class Ingestion:
     """Takes one tenant's documents in and out. All methods belong to the event loop's thread.
@@ -59,14 +63,19 @@ class Ingestion:
         self._sweep_due = False
         self._retry: asyncio.TimerHandle | None = None
         self._retry_seconds = _RETRY_SECONDS
+        self._renewal = asyncio.Lock()
+        self._closing = False
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way, nor to be tried again."""
+        """Whether nothing is under way, nor to be tried again. What :meth:`renew` does may be broken off."""
         return not self._tasks and self._retry is None
 
     async def close(self) -> None:
         """Finish what must not be left half done."""
+        self._closing = True
+        async with self._renewal:
+            pass
         while self._tasks:
             await asyncio.wait(self._tasks)
         if self._retry is not None:
@@ -96,6 +105,47 @@ class Ingestion:
             NotFound: there is no such document.
         """
         return await self._to_the_end(self._delete(document_id))
+
+    async def renew(self, document_id: str) -> None:
+        """Process a stored document as it would be now, while callers go first; one that is gone is passed over.
+
+        The stored one answers, or is left out of answers, as before, until the new one takes its place.
+
+        Raises:
+            Closed: this was closed meanwhile; the document is as it was.
+            InvalidDocument: it would not be taken with the present settings.
+            ModelError, ResourceExhausted, StoreError: it cannot be processed now.
+        """
+        async with self._renewal:
+            prepared = await self._threads.call(self._library.prepare_again, document_id)
+            if prepared is None:
+                return
+            await self._give_way()
+            prepared = await self._threads.call(self._library.embed, prepared, self._check_open)
+            keys = await self._threads.call(self._keys, prepared.chunks)
+            async with AsyncExitStack() as held:
+                held.enter_context(self._kept(keys))
+                missing = await self._worker.call(
+                    partial(self._engine.missing, prepared.chunks, namespace=self._namespace)
+                )
+                if missing:
+                    await self._threads.call(self._library.announce, prepared, keys)
+                for chunk in missing:
+                    await self._give_way()
+                    await self._worker.call(self._precompute, chunk)
+                await self._to_the_end(self._commit(prepared, keys, held.pop_all()))
+
+    async def _give_way(self) -> None:
+        """Let callers go first, within bounds: under a load that never ends documents have to be renewed, too."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _GIVE_WAY_SECONDS
+        while self._worker.requests and loop.time() < end and not self._closing:
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._check_open()
+
+    def _check_open(self, *progress: int) -> None:
+        if self._closing:
+            raise Closed("the tenant is being closed")
 
     async def _stages(self, document: pb.Document) -> AsyncGenerator[pb.IngestProgress, None]:
         library, call = self._library, self._threads.call
@@ -189,7 +239,8 @@ class Ingestion:
     async def _commit(self, prepared: Prepared, keys: list[str], held: AsyncExitStack) -> int:
         async with held, self._room_lock:  # nobody counts the document twice, as held and as stored, or not at all
             orphans = await self._threads.call(self._library.commit, prepared, keys)
-        audit.current.get().changed(prepared.document.id)
+        if prepared.renews is None:  # else no caller changed it
+            audit.current.get().changed(prepared.document.id)
         return await self._dropped(orphans)
 
     async def _delete(self, document_id: str) -> int:

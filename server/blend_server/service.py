@@ -44,7 +44,9 @@ class NoDocuments(NotFound):
 
     def __init__(self, outdated: int) -> None:
         super().__init__("document", "")
-        why = f"all {outdated} documents are outdated; ingest them again" if outdated else "ingest some first"
+        why = "ingest some first"
+        if outdated:
+            why = f"all {outdated} documents are outdated; they are being processed again, try again later"
         self.args = (f"there are no documents to answer from: {why}",)
 
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from blend.config import RagConfig
-from blend.errors import BlendError, ResourceExhausted
+from blend.errors import ResourceExhausted
 from blend.rag.library import Library
 from blend.rag.protocols import Embedder
 from blend_server.auth import DEFAULT_TENANT, Gate
 from blend_server.engines import ServedEngine
 from blend_server.ingestion import Ingestion
-from blend_server.interceptors import status_of
 from blend_server.places import RETRY_SECONDS
+from blend_server.reindexing import Reindexing
 from blend_server.tokens import NAME
 from blend_server.worker import Share, Threads, Worker
-
-logger = logging.getLogger("blend_server")
 
 
 class Tenant:
@@ -82,7 +79,7 @@ class Tenants:
         self._open: OrderedDict[str, Tenant] = OrderedDict()
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[Tenant]] = set()
-        self._sweeping: asyncio.Task[None] | None = None
+        self._reindexing: asyncio.Task[None] | None = None
 
     @property
     def opened(self) -> int:
@@ -92,7 +89,8 @@ class Tenants:
     async def start(self) -> None:
         """Open the tenant ``default``, and forget the KV that an earlier run left behind.
 
-        That of other tenants is forgotten in the background, for each of them needs to be opened.
+        That of other tenants is forgotten in the background, for each of them needs to be opened. There, too, all
+        tenants' documents are brought up to date with the present settings.
 
         Raises:
             StoreError: the default tenant's documents cannot be used.
@@ -100,8 +98,8 @@ class Tenants:
         async with self.use(DEFAULT_TENANT) as tenant:
             await tenant.ingestion.sweep()  # the first request waits for it
         names = await self._threads.call(self._stored)
-        if names:
-            self._sweeping = asyncio.ensure_future(self._sweep(names))
+        reindexing = Reindexing(self.use, self._engine)
+        self._reindexing = asyncio.ensure_future(reindexing.run((DEFAULT_TENANT, *names)))
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncGenerator[Tenant, None]:
@@ -126,9 +124,9 @@ class Tenants:
 
     async def finish(self) -> None:
         """Finish what must not be left half done."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.wait([self._sweeping])
+        if self._reindexing is not None:
+            self._reindexing.cancel()
+            await asyncio.wait([self._reindexing])
         if self._tasks:
             await asyncio.wait(self._tasks)
         for tenant in list(self._open.values()):  # idle ones may be closed meanwhile
@@ -181,12 +179,3 @@ class Tenants:
             return sorted(path.name for path in (self._directory / "tenants").iterdir() if NAME.fullmatch(path.name))
         except FileNotFoundError:
             return []
-
-    async def _sweep(self, names: list[str]) -> None:
-        for name in names:
-            try:
-                async with self.use(name):
-                    pass  # which sweeps
-            except BlendError as error:
-                # One tenant's damaged files are no reason to forget the others'; its own calls will say so.
-                logger.warning("event=tenant_unusable tenant=%s code=%s", name, status_of(error).code.name)

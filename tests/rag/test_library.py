@@ -236,6 +236,66 @@ def test_documents_of_another_pipeline_wait_to_be_ingested_again(
         assert [p.document_id for p in library.retrieve("terns", 5)] == ["a"]
 
 
+def test_a_stored_document_is_processed_again_as_it_would_be_now(open_library: Open) -> None:
+    with open_library() as library:
+        ingest(library, "a", text_of("terns", "skuas"))
+        ingest(library, "b", text_of("gulls"))
+        before = library.get("a")
+    with open_library(config=RagConfig(chunk_tokens=96)) as library:
+        assert library.prepare_again("none") is None
+        prepared = library.prepare_again("a")
+        assert prepared is not None and not prepared.unchanged and len(prepared.pieces) == 1
+        prepared = library.embed(prepared)
+        orphans = library.commit(prepared, [key(c) for c in prepared.chunks])
+        assert len(orphans) == 2 and library.outdated() == ("b",)
+        after = library.get("a")
+        assert (after.text, after.created, after.updated) == (before.text, before.created, before.updated)
+        assert after.digest != before.digest
+        assert [p.document_id for p in library.retrieve("terns", 5)] == ["a"]
+
+
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+def test_what_changed_meanwhile_is_not_processed_over(open_library: Open, change: str) -> None:
+    with open_library() as library:
+        ingest(library, "a", text_of("terns"))
+    with open_library(config=RagConfig(chunk_tokens=96)) as library:
+        prepared = library.prepare_again("a")
+        assert prepared is not None
+        prepared = library.embed(prepared)
+        keys = [f"renewed {place}" for place in range(len(prepared.pieces))]
+        library.announce(prepared, keys)
+        if change == "deleted":
+            library.delete("a")
+        else:
+            ingest(library, "a", text_of("gulls"))
+        generation = library.stats().generation
+        assert library.commit(prepared, keys) == ()
+        assert library.stats().generation == generation
+        assert {"renewed 0"} <= {orphan.content_key for orphan in library.pending_forget()}, "its KV is to go"
+
+
+def test_a_document_that_settings_no_longer_allow_stays_outdated(open_library: Open) -> None:
+    with open_library() as library:
+        ingest(library, "a", text_of("terns"))
+    with open_library(config=RagConfig(chunk_tokens=96, max_document_bytes=10)) as library:
+        with pytest.raises(InvalidDocument):
+            library.prepare_again("a")
+        assert library.outdated() == ("a",)
+
+
+def test_documents_whose_keys_are_of_another_model_are_to_be_renewed(open_library: Open) -> None:
+    with open_library() as library:
+        for name, tag in (("a", "of one"), ("b", "of two")):
+            prepared = library.embed(library.prepare(name, "", text_of(name)))
+            library.commit(prepared, [f"{name} {place} {tag}" for place in range(len(prepared.pieces))])
+        assert library.to_renew("of two") == ("a",) and library.outdated() == ()
+        renewed = library.prepare_again("a")
+        assert renewed is not None and renewed.unchanged
+        orphans = library.commit(renewed, [f"a {place} of two" for place in range(len(renewed.pieces))])
+        assert {orphan.content_key[-6:] for orphan in orphans} == {"of one"}
+        assert library.to_renew("of two") == ()
+
+
 def test_namespaces_share_a_directory_and_nothing_else(open_library: Open) -> None:
     with open_library(namespace="one") as one, open_library(namespace="two/..") as two:
         ingest(one, "a", text_of("terns"))

@@ -177,21 +177,6 @@ def test_documents_and_their_kv_outlive_the_server(start: Start) -> None:
     assert after.token_ids == before.token_ids
 
 
-def test_documents_of_other_settings_are_outdated_until_they_come_again(start: Start) -> None:
-    server = start()
-    with Client(server.address) as client:
-        ingest(client, LIGHT)
-    server.stop()
-    server = start(rag=RagConfig(chunk_tokens=64))
-    with Client(server.address) as client:
-        assert client.stats().corpus.outdated == 1
-        with pytest.raises(ServiceError, match="all 1 documents are outdated; ingest them again"):
-            client.ask("When?")
-        assert ingest(client, LIGHT)[-1] == "stored"
-        assert client.stats().corpus.outdated == 0
-        assert client.ask("When?", plan=QUERY).report.chunks[0].outcome == "hit"
-
-
 def test_an_address_that_cannot_be_bound_is_a_wrong_setting(start: Start, tiny_server: BlendServer) -> None:
     before = threads()
     with pytest.raises(InvalidConfig, match="free port"):

@@ -147,7 +147,7 @@ def stats(console: Console, found: pb.Stats) -> None:
     engine, corpus, queue, limits = found.engine, found.corpus, found.queue, found.limits
     documents = [counted(corpus.documents, "document"), counted(corpus.chunks, "chunk"), f"{corpus.tokens} tokens"]
     if corpus.outdated:
-        documents.append(f"{counted(corpus.outdated, 'document')} outdated: ingest again to use")
+        documents.append(f"{counted(corpus.outdated, 'document')} outdated: left out of answers until processed again")
     tiers = [(f"tier {tier.name}", _tier(tier)) for tier in engine.tiers]
     sizes = f"document {size(limits.max_document_bytes)}, message {size(limits.max_message_bytes)}"
     rows = [
