@@ -56,6 +56,12 @@ def wait_for(condition: Callable[[], Any]) -> None:
     pytest.fail("it did not come to pass")
 
 
+@pytest.fixture(autouse=True)
+def not_reindexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents of other settings are left alone, so that it is seen what becomes of their KV without that."""
+    monkeypatch.setattr(Library, "to_renew", lambda library, tag: ())
+
+
 @pytest.fixture
 def other_engine(tiny_model_dir: Path, tmp_path: Path) -> EngineConfig:
     """The engine's settings with another sink, which gives every chunk another key."""
