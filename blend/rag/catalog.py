@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from blend.errors import Closed, InvalidInput, NotFound, ObjectCorrupt, TierUnavailable
+from blend.errors import Closed, InvalidInput, NotFound
 from blend.rag import changelog, pending
 from blend.rag.records import (
     Changes,
@@ -35,7 +35,7 @@ from blend.rag.records import (
     token_ids_of,
     token_ids_stored,
 )
-from blend.rag.schema import prepare
+from blend.rag.schema import prepare, typed_errors
 
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
@@ -71,7 +71,7 @@ class Catalog:
         self._log_limit = log_limit
         self._lock = threading.RLock()
         self._closed = False
-        with self._typed_errors():
+        with typed_errors(path):
             # Transactions are begun by hand; the lock, not SQLite, keeps threads apart.
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             try:
@@ -352,7 +352,7 @@ class Catalog:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._typed_errors():
+        with self._lock, typed_errors(self.path):
             if self._closed:
                 raise Closed(f"the catalog {self.path} was closed")
             self._db.execute(begin)
@@ -363,17 +363,6 @@ class Catalog:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-
-    @contextmanager
-    def _typed_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
-            raise  # a bug, not the file's fault
-        except (sqlite3.OperationalError, sqlite3.InterfaceError) as error:
-            raise TierUnavailable(f"the catalog {self.path} cannot be used: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise ObjectCorrupt(f"the catalog {self.path} is damaged, or is none: {error}") from error
 
 
 def _insert(db: sqlite3.Connection, document_row: int | None, ordinal: int, chunk: NewChunk) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from blend.errors import ObjectCorrupt
+from blend.errors import ObjectCorrupt, TierUnavailable
 
 SCHEMA_VERSION = 1
 
@@ -73,14 +75,7 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
         ObjectCorrupt: the file is another program's database, or was written by a newer version.
         sqlite3.Error: it cannot be read, or is no database.
     """
-    version, application, tables = _state(db)
-    if application != _APPLICATION_ID and (tables or application or version):
-        raise ObjectCorrupt(f"{path} is a database, but not a catalog of blend")
-    if version > SCHEMA_VERSION:
-        raise ObjectCorrupt(
-            f"the catalog {path} has schema version {version}; this version of blend reads up to {SCHEMA_VERSION}: "
-            "use a newer blend, or another data directory"
-        )
+    version = version_of(db, path)
     mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         _LOG.warning("the catalog %s is in journal mode %s: its file system has no write-ahead log", path, mode)
@@ -89,6 +84,37 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA synchronous = FULL")
     if version == 0:
         _create(db)
+
+
+def version_of(db: sqlite3.Connection, path: Path) -> int:
+    """The schema version of a catalog; 0 for a new file.
+
+    Raises:
+        ObjectCorrupt: the file is another program's database, or was written by a newer version.
+        sqlite3.Error: it cannot be read, or is no database.
+    """
+    version, application, tables = _state(db)
+    if application != _APPLICATION_ID and (tables or application or version):
+        raise ObjectCorrupt(f"{path} is a database, but not a catalog of blend")
+    if version > SCHEMA_VERSION:
+        raise ObjectCorrupt(
+            f"the catalog {path} has schema version {version}; this version of blend reads up to {SCHEMA_VERSION}: "
+            "use a newer blend, or another data directory"
+        )
+    return version
+
+
+@contextmanager
+def typed_errors(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into :class:`TierUnavailable` and :class:`ObjectCorrupt`, but for those that are bugs."""
+    try:
+        yield
+    except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
+        raise  # a bug, not the file's fault
+    except (sqlite3.OperationalError, sqlite3.InterfaceError) as error:
+        raise TierUnavailable(f"the catalog {path} cannot be used: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise ObjectCorrupt(f"the catalog {path} is damaged, or is none: {error}") from error
 
 
 def _state(db: sqlite3.Connection) -> tuple[int, int, int]:

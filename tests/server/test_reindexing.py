@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def test_a_tenant_that_is_processed_again_makes_room_for_one_that_calls(
     held.set()
     for token in tokens.values():
         with Client(server.address, token=token) as client:
-            wait_for(lambda client=client: _calm(client))
+            wait_for(partial(_calm, client))
 
 
 def _calm(client: Client) -> bool:
