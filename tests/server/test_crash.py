@@ -63,12 +63,21 @@ class Told:
 class Served:
     """The command ``blend-server`` on a data directory, to be killed."""
 
-    def __init__(self, model: Path, directory: Path, log: Path) -> None:
+    def __init__(self, model: Path, directory: Path, log: Path, chunk_tokens: int) -> None:
         ready = log.with_suffix(".address")
         ready.unlink(missing_ok=True)
         arguments = ["--address", "127.0.0.1:0", "--data-dir", str(directory), "--ready-file", str(ready)]
-        arguments += ["--model", str(model), "--dtype", "float32", "--threads", "1", "--chunk-tokens", "128"]
-        arguments += ["--host-bytes", "64MiB", "--disk-bytes", "256MiB", "--max-new-tokens", "4"]
+        arguments += ["--model", str(model), "--dtype", "float32", "--threads", "1"]
+        arguments += [
+            "--chunk-tokens",
+            str(chunk_tokens),
+            "--host-bytes",
+            "64MiB",
+            "--disk-bytes",
+            "256MiB",
+            "--max-new-tokens",
+            "4",
+        ]
         root = Path(blend_server.__file__).parents[1]
         self.log = log
         with log.open("ab") as sink:
@@ -94,8 +103,8 @@ def serving(tiny_model_dir: Path, tmp_path: Path) -> Iterator[object]:
     """Starts servers on one data directory; whatever still runs is killed in the end."""
     started: list[Served] = []
 
-    def start() -> Served:
-        started.append(Served(tiny_model_dir, tmp_path / "data", tmp_path / "log"))
+    def start(chunk_tokens: int = 128) -> Served:
+        started.append(Served(tiny_model_dir, tmp_path / "data", tmp_path / "log", chunk_tokens))
         return started[-1]
 
     yield start
@@ -130,6 +139,39 @@ def test_what_was_acknowledged_outlives_kills_at_random_moments(serving) -> None
             assert progress.stored.chunks or progress.unchanged.chunks
         check(client, told, ask=range(DOCUMENTS), all_hits=True)
         assert client.stats().corpus.documents == DOCUMENTS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_documents_that_are_processed_again_outlive_kills(serving) -> None:  # type: ignore[no-untyped-def]
+    told = Told()
+    server = serving()
+    with Client(server.address) as client:
+        for progress in client.ingest([told.document(number, 0) for number in range(DOCUMENTS)]):
+            if progress.WhichOneof("stage") == "stored":
+                told.stored[progress.document_id] = 0
+    server.kill()
+    left = []
+    for _ in range(2):
+        server = serving(chunk_tokens=64)
+        with Client(server.address) as client:
+            left.append(client.stats().corpus.outdated)
+            while (now := client.stats().corpus.outdated) == left[-1] and now:
+                sleep(0.005)
+        server.kill()
+    server = serving(chunk_tokens=64)
+    with Client(server.address) as client:
+        left.append(client.stats().corpus.outdated)
+        while client.stats().corpus.outdated:
+            sleep(0.1)
+        assert left == sorted(left, reverse=True) and left[-1] < DOCUMENTS
+        check(client, told, ask=range(DOCUMENTS), all_hits=True)
+        passages = client.retrieve("Which door is in which room?", k=1000)
+        distinct = len({(found.title, found.text) for found in passages})
+        end = monotonic() + 60
+        while {tier.name: tier.objects for tier in client.stats().engine.tiers}["disk"] != distinct:
+            assert monotonic() < end, "nothing is left of what was broken off, nor of what was before"
+            sleep(0.1)
 
 
 def version_of(text: str | bytes) -> int:

@@ -131,7 +131,7 @@ def _add_objects(tar: tarfile.TarFile, store: Path, wanted: set[str]) -> Objects
             with open(fd, "rb") as data:
                 size = os.fstat(fd).st_size
                 tar.addfile(_header(object_name(key), size), data)
-            tar.members.clear()  # or it keeps them all in memory
+            tar.members.clear()  # type: ignore[attr-defined] # or it keeps them all in memory
             objects, nbytes = objects + 1, nbytes + size
     return Objects(LAYOUT_VERSION, objects, nbytes)
 

@@ -166,7 +166,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         if member.type != tarfile.REGTYPE or member.issparse() or member.size < 0:
             raise ObjectCorrupt(f"the snapshot holds {member.name[:80]!r}, which is no plain file")
         yield member
-        tar.members.clear()  # or it keeps them all in memory
+        tar.members.clear()  # type: ignore[attr-defined] # or it keeps them all in memory
 
 
 def _manifest(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Manifest:

@@ -7,11 +7,12 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from blend.config import SecurityConfig
 from blend.errors import InvalidInput, NotFound, ObjectCorrupt, StoreError
 from blend.rag.catalog import Catalog
 from blend.types import Answer, Plan
@@ -23,6 +24,7 @@ from tests.server.accounts import Accounts
 from tests.server.conftest import config
 
 Start = Callable[..., BlendServer]
+Restored = Callable[..., AbstractContextManager[Client]]
 
 QUERY = Plan("query", 0.15)
 
@@ -42,7 +44,7 @@ def answer(client: Client) -> Answer:
 
 
 @pytest.fixture
-def restored(tiny_model_dir: Path, tmp_path: Path) -> Callable[..., object]:
+def restored(tiny_model_dir: Path, tmp_path: Path) -> Restored:
     """Restores a snapshot into a new directory and serves that inside a ``with`` block."""
 
     @contextmanager
@@ -59,7 +61,7 @@ def restored(tiny_model_dir: Path, tmp_path: Path) -> Callable[..., object]:
 def test_a_restored_directory_answers_as_the_one_before(
     start: Start,
     tmp_path: Path,
-    restored,  # type: ignore[no-untyped-def]
+    restored: Restored,
     kv: bool,
 ) -> None:
     archive = tmp_path / "saved.tar"
@@ -83,7 +85,7 @@ def test_a_restored_directory_answers_as_the_one_before(
         assert answer(client).token_ids == before.token_ids
 
 
-def test_a_snapshot_in_the_midst_of_an_ingest_is_whole(start: Start, tmp_path: Path, restored) -> None:  # type: ignore[no-untyped-def]
+def test_a_snapshot_in_the_midst_of_an_ingest_is_whole(start: Start, tmp_path: Path, restored: Restored) -> None:
     done = 0
     half = threading.Event()
 
@@ -119,7 +121,7 @@ def test_a_snapshot_in_the_midst_of_an_ingest_is_whole(start: Start, tmp_path: P
 def test_every_tenant_is_in_it_and_keeps_its_own(tmp_path: Path, start: Start, tiny_model_dir: Path) -> None:
     accounts = Accounts(tmp_path / "access.yaml")
     tokens = {name: accounts.token(f"{name}-writer", name, "writer") for name in ("acme", "umbrella")}
-    security = config(tiny_model_dir, tmp_path).security.__class__(access_file=accounts.write())
+    security = SecurityConfig(access_file=accounts.write())
     server = start(security=security)
     for number, token in enumerate(tokens.values()):
         with Client(server.address, token=token) as client:
