@@ -57,8 +57,15 @@ class Reindexing:
     async def run(self, tenants: Sequence[str]) -> None:
         """Return once every document of these tenants was processed as it would be now, or has failed.
 
-        Opening a tenant forgets the KV that an earlier run left behind, so each of them is opened.
+        Opening a tenant forgets the KV that an earlier run left behind, so each of them is opened. What ends this
+        before its time is logged: nobody waits for it.
         """
+        try:
+            await self._run(tenants)
+        except Exception:  # noqa: BLE001 - calls are served all the same
+            logger.exception("event=reindexing_ended")
+
+    async def _run(self, tenants: Sequence[str]) -> None:
         waiting = deque([found for name in tenants if (found := await self._found(name)) is not None])
         while waiting:
             backlog = waiting.popleft()
