@@ -62,7 +62,7 @@ class Reindexing:
         """
         try:
             await self._run(tenants)
-        except Exception:  # noqa: BLE001 - calls are served all the same
+        except Exception:  # calls are served all the same
             logger.exception("event=reindexing_ended")
 
     async def _run(self, tenants: Sequence[str]) -> None:
