@@ -167,7 +167,8 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         self, request: pb.AnswerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.AnswerEvent, None]:
         """Answer a question; see the proto file."""
-        arrived = perf_counter()
+        # Now, for gRPC reckons what is left by a clock that may jump while passages are sought.
+        arrived, deadline = perf_counter(), _deadline(context)
         question = convert.question(request.question)
         k = convert.count(request, "k", self._config.rag.top_k, most=convert.MAX_PASSAGES)
         sampling = convert.sampling_from_proto(request, self._config.rag.max_new_tokens)
@@ -189,7 +190,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
                 compare_full=request.compare_full,
                 positions=request.want_positions,
                 arrived=arrived,
-                deadline=_deadline(context),
+                deadline=deadline,
                 request_id=request_id.get(),
             )
             stream = self._worker.stream(events)
