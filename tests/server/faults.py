@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import blend_server
 from blend.config import ServerConfig
 from blend.engine import Engine
 from blend_server.engines import open_engine
@@ -77,6 +82,35 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(data)
+
+
+class Served:
+    """The command ``blend-server`` on a data directory, to be killed or told to stop."""
+
+    def __init__(self, model: Path, directory: Path, log: Path, *more: str) -> None:
+        ready = log.with_suffix(".address")
+        ready.unlink(missing_ok=True)
+        arguments = ["--address", "127.0.0.1:0", "--data-dir", str(directory), "--ready-file", str(ready)]
+        arguments += ["--model", str(model), "--dtype", "float32", "--threads", "1", "--chunk-tokens", "128"]
+        arguments += ["--host-bytes", "64MiB", "--disk-bytes", "256MiB", "--max-new-tokens", "4", *more]
+        root = Path(blend_server.__file__).parents[1]
+        self.log = log
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "blend_server", *arguments],
+                stdout=subprocess.DEVNULL,
+                stderr=sink,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+            )
+        end = time.monotonic() + 120
+        while not ready.exists():
+            assert self.process.poll() is None and time.monotonic() < end, log.read_text()[-2000:]
+            time.sleep(0.01)
+        self.address = ready.read_text().strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
 
 
 def watch_engines(patch: pytest.MonkeyPatch) -> list[Engine]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,10 +13,10 @@ from time import monotonic, sleep
 
 import pytest
 
-import blend_server
 from blend.types import Answer, Plan
 from blend_server.client import Client, Document, Retries, ServiceError
 from blend_server.proto.blend.v1 import blend_pb2 as pb
+from tests.server.faults import Served
 
 ROUNDS = 8
 DOCUMENTS = 24
@@ -60,43 +57,13 @@ class Told:
         return Document(name, text_of(number, version), f"Record {number}")
 
 
-class Served:
-    """The command ``blend-server`` on a data directory, to be killed."""
-
-    def __init__(self, model: Path, directory: Path, log: Path, chunk_tokens: int) -> None:
-        ready = log.with_suffix(".address")
-        ready.unlink(missing_ok=True)
-        arguments = ["--address", "127.0.0.1:0", "--data-dir", str(directory), "--ready-file", str(ready)]
-        arguments += ["--model", str(model), "--dtype", "float32", "--threads", "1"]
-        arguments += ["--chunk-tokens", str(chunk_tokens), "--max-new-tokens", "4"]
-        arguments += ["--host-bytes", "64MiB", "--disk-bytes", "256MiB"]
-        root = Path(blend_server.__file__).parents[1]
-        self.log = log
-        with log.open("ab") as sink:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "blend_server", *arguments],
-                stdout=subprocess.DEVNULL,
-                stderr=sink,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
-            )
-        end = monotonic() + 120
-        while not ready.exists():
-            assert self.process.poll() is None and monotonic() < end, log.read_text()[-2000:]
-            sleep(0.01)
-        self.address = ready.read_text().strip()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-
-
 @pytest.fixture
 def serving(tiny_model_dir: Path, tmp_path: Path) -> Iterator[object]:
     """Starts servers on one data directory; whatever still runs is killed in the end."""
     started: list[Served] = []
 
-    def start(chunk_tokens: int = 128) -> Served:
-        started.append(Served(tiny_model_dir, tmp_path / "data", tmp_path / "log", chunk_tokens))
+    def start(*more: str) -> Served:
+        started.append(Served(tiny_model_dir, tmp_path / "data", tmp_path / "log", *more))
         return started[-1]
 
     yield start
@@ -143,13 +110,13 @@ def test_documents_that_are_processed_again_outlive_kills(serving) -> None:  # t
             if progress.WhichOneof("stage") == "stored":
                 told.stored[progress.document_id] = 0
     server.kill()
-    server = serving(chunk_tokens=64)
+    server = serving("--chunk-tokens", "64")
     with Client(server.address) as client:
         before = client.stats().corpus.outdated
         while (now := client.stats().corpus.outdated) == before and now:
             sleep(0.02)
     server.kill()
-    server = serving(chunk_tokens=64)
+    server = serving("--chunk-tokens", "64")
     with Client(server.address) as client:
         assert client.stats().corpus.outdated < DOCUMENTS, "it goes on, and does not begin again"
         while client.stats().corpus.outdated:
