@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from blend.errors import PermissionDenied, ResourceExhausted, Unauthenticated
 from blend_server import access, tokens
 from blend_server.access import Access, CertificateEntry, Role, TenantQuotas, TokenEntry
+from blend_server.threads import Threads
 from blend_server.watched import Watched
-from blend_server.worker import Threads
 
 logger = logging.getLogger("blend_server")
 

@@ -20,7 +20,8 @@ from blend_server.engines import ServedEngine
 from blend_server.interceptors import status_of
 from blend_server.operations.context import request_id
 from blend_server.proto.blend.v1 import blend_pb2 as pb
-from blend_server.worker import Share, Worker
+from blend_server.threads import Share
+from blend_server.worker import Worker
 
 logger = logging.getLogger("blend_server")
 

@@ -29,7 +29,8 @@ from blend_server.places import Places
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
 from blend_server.tenants import Tenant, Tenants
-from blend_server.worker import Threads, Worker
+from blend_server.threads import Threads
+from blend_server.worker import Worker
 
 # Threads for the library: embedding, search, SQLite. One long document must not keep questions waiting.
 _LIBRARY_THREADS = 4

@@ -17,8 +17,9 @@ from blend_server.engines import ServedEngine
 from blend_server.ingestion import Ingestion
 from blend_server.places import RETRY_SECONDS
 from blend_server.reindexing import Reindexing
+from blend_server.threads import Share, Threads
 from blend_server.tokens import NAME
-from blend_server.worker import Share, Threads, Worker
+from blend_server.worker import Worker
 
 
 class Tenant:

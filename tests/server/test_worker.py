@@ -15,7 +15,8 @@ from blend.errors import Closed, ResourceExhausted
 from blend.serving.job import Job
 from blend.serving.stream import AnswerStream, Channel
 from blend.types import Answer, Report, Timings, Token
-from blend_server.worker import AnswerEvents, Share, Threads, Worker
+from blend_server.threads import Share, Threads
+from blend_server.worker import AnswerEvents, Worker
 
 REPORT = Report("full", "", 3, 0, 3, 0, 1.0, 1.0, 1.0, (), Timings(), 0.0)
 ANSWER = Answer("", (1, 2), "length", REPORT)

@@ -26,7 +26,7 @@ from blend_server.router.calls import Call, NoEngine
 from blend_server.router.engine_documents import Outcome, apply, listed
 from blend_server.router.journal import Change, Journal
 from blend_server.router.link import Link, Metadata
-from blend_server.worker import Threads
+from blend_server.threads import Threads
 
 logger = logging.getLogger("blend_server.router")
 
