@@ -140,8 +140,8 @@ class ShadowStats:
 
     Of the requests chosen by ``share``, ``run`` were compared in the background, ``failed`` ended in an error,
     ``dropped`` went without for lack of time or memory, and ``pending`` wait. ``broken`` counts comparisons whose KL
-    was no number. ``methods`` is by the method that plans named, and has what was compared on demand, too. ``tripped``:
-    whether ``auto`` was stopped, since when (ISO 8601, UTC), and why.
+    was no number. ``methods`` is by the method that plans named, and ``auto_limited`` for ``auto`` within limits of the
+    plan's own. ``tripped``: whether ``auto`` was stopped, since when (ISO 8601, UTC), and why.
     """
 
     share: float

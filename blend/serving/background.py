@@ -27,6 +27,8 @@ PATIENCE = 10.0
 class Gaps:
     """Jobs for the gaps, whose piece is due first goes first: a call, or a slice of a prompt.
 
+    While nobody waits, those without room come before those with it: what was missed speeds up the next requests.
+
     A job with room takes it when its first piece goes, and ends where there is none: what runs here never makes others
     wait for memory. Belongs to the engine's thread.
     """
@@ -45,12 +47,12 @@ class Gaps:
         """Return after how many seconds the next piece is due; infinity without one. ``idle``: there is a gap now."""
         if not self._jobs:
             return math.inf
-        first = self._first()
+        first = self._first(idle)
         return 0.0 if idle or first.job.cancelled else max(0.0, first.due - perf_counter())
 
-    def work(self, piece: Callable[[Job[Any]], tuple[bool, BaseException | None]]) -> None:
+    def work(self, piece: Callable[[Job[Any]], tuple[bool, BaseException | None]], idle: bool) -> None:
         """Have ``piece`` carry out the next one; it returns whether the job's step is over, and what was raised."""
-        first = self._first()
+        first = self._first(idle)
         if first.job.cancelled:
             self._end(first, Cancelled("the work was cancelled"))
         elif not self._begun(first):
@@ -77,9 +79,9 @@ class Gaps:
         for one in [*self._jobs]:
             self._end(one, error)
 
-    def _first(self) -> _Waiting:
+    def _first(self, idle: bool) -> _Waiting:
         """The job whose piece is due first; one that was cancelled is due at once."""
-        return min(self._jobs, key=lambda one: (not one.job.cancelled, one.due))
+        return min(self._jobs, key=lambda one: (not one.job.cancelled, idle and one.job.room is not None, one.due))
 
     def _begun(self, one: _Waiting) -> bool:
         """Have a job that waits for its room begin; returns whether it has a step now."""

@@ -260,8 +260,9 @@ class Scheduler:
                 self._share([self._passes.next_slice(job, self._running)])
         if parts := self._passes.gather(self._running):
             self._share(parts)
-        if not self._gaps.seconds(self._idle):
-            self._gaps.work(self._passes.piece)
+        idle = self._idle
+        if not self._gaps.seconds(idle):
+            self._gaps.work(self._passes.piece, idle)
 
     def _share(self, parts: list[Part]) -> None:
         for job, error in self._passes.run(parts):

@@ -28,7 +28,8 @@ class Quality:
 
     What counts is the mean of the window, as for calibrations and :attr:`blend.types.Plan.max_kl`: a lower confidence
     bound would wait for proof while answers are bad, an upper one would stop at any few values, for KLs have long
-    tails. Requests that name a method do not stop ``auto``: theirs is a loss that somebody chose. A KL that is no
+    tails. Requests that name a method, or limits of their own, do not stop ``auto``: theirs is a loss that somebody
+    chose. A KL that is no
     number stops it whatever the method, for that is a fault.
 
     Once stopped, ``auto`` runs full prefill until :meth:`reset`, also after a restart and under other settings: there
@@ -45,6 +46,7 @@ class Quality:
         self._lock = threading.Lock()
         self._methods: dict[str, _Method] = {}
         self._broken = 0
+        self._era = 0
         self._trip = record.read()
         if self._trip is not None:
             _log.warning("event=auto_stopped since=%s reason=%r", self._trip.since, self._trip.reason)
@@ -66,19 +68,26 @@ class Quality:
         with self._lock:
             return self._broken
 
+    @property
+    def era(self) -> int:
+        """How often it was reset: what was answered before a reset does not count after it."""
+        return self._era
+
     def methods(self) -> Mapping[str, MethodQuality]:
         """Return how close the requests of each method that plans named were."""
         with self._lock:
             return {name: method.quality() for name, method in self._methods.items()}
 
-    def take(self, request_id: str, method: str, tokens: int, comparison: Comparison) -> None:
-        """Take note of a request of so many tokens, and of how it compared. ``method`` is what its plan named."""
+    def take(self, request_id: str, method: str, tokens: int, comparison: Comparison, era: int) -> None:
+        """Take note of a request of so many tokens that was answered in an era, and of how it compared."""
         kl = comparison.first_token_kl
         _log.info(
             "event=compared request_id=%s method=%s tokens=%d kl=%.6f top1=%s full_ms=%.1f",
             *(request_id, method, tokens, kl, str(comparison.top1_agrees).lower(), comparison.full_ms),
         )
         with self._lock:
+            if era != self._era:
+                return
             why = self._count(method, kl, comparison.top1_agrees)
             if not why or self._trip is not None or self._config.max_kl is None:
                 return
@@ -95,6 +104,7 @@ class Quality:
         with self._lock:
             self._record.remove()
             trip, self._trip = self._trip, None
+            self._era += 1
             for method in self._methods.values():
                 method.last.clear()
         if trip is not None:

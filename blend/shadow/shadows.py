@@ -20,7 +20,7 @@ from blend.serving.steps import Steps
 from blend.shadow.choice import EvenShare
 from blend.shadow.quality import Quality
 from blend.stats import ShadowStats
-from blend.types import EXACT_METHODS, Comparison, Report
+from blend.types import EXACT_METHODS, Comparison, Plan, Report
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class _Sample:
 
     request_id: str
     method: str
+    era: int
     token_ids: torch.Tensor
     logits: torch.Tensor
 
@@ -78,22 +79,23 @@ class Shadows:
     def offer(self, state: State, report: Report) -> None:
         """Take a request that was answered; in the engine's thread.
 
-        What was computed at full prefill has nothing to be compared. What was compared on demand is not run again, and
-        counts whether or not it was chosen.
+        What was computed at full prefill has nothing to be compared. What was compared on demand is not run again; like
+        any other request it counts where it was chosen, for whoever asks must not choose what stops ``auto``.
         """
         if report.mode in EXACT_METHODS or not report.cached:
             return
         request, chosen = state.request, self._choice.next()
-        if report.comparison is not None:
-            self._quality.take(request.id, request.plan.method, report.tokens, report.comparison)
-            return
         if not chosen:
+            return
+        method, era = _label(request.plan), self._quality.era
+        if report.comparison is not None:
+            self._quality.take(request.id, method, report.tokens, report.comparison, era)
             return
         with self._changed:
             if self._closed or len(self._queue) >= self._config.backlog:
                 self._drop(1)
                 return
-            self._queue.append(_Sample(request.id, request.plan.method, state.token_ids, state.logits))
+            self._queue.append(_Sample(request.id, method, era, state.token_ids, state.logits))
         self._next()
 
     def stats(self) -> ShadowStats:
@@ -144,7 +146,7 @@ class Shadows:
         """A comparison has ended, one way or another."""
         error = done.exception()
         if error is None:
-            self._quality.take(sample.request_id, sample.method, len(sample.token_ids), done.result())
+            self._quality.take(sample.request_id, sample.method, len(sample.token_ids), done.result(), sample.era)
         elif not isinstance(error, (Cancelled, Closed, ResourceExhausted)):
             _log.error("event=compare_failed request_id=%s", sample.request_id, exc_info=error)
         with self._changed:
@@ -167,3 +169,9 @@ class Shadows:
 
     def _drop(self, count: int) -> None:
         self._dropped += count
+
+
+def _label(plan: Plan) -> str:
+    """What a plan's requests are counted as: its method, and ``auto_limited`` for ``auto`` within limits of its own."""
+    limited = plan.method == "auto" and not (plan.max_kl is None and plan.max_charged is None)
+    return "auto_limited" if limited else plan.method

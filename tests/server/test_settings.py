@@ -389,6 +389,8 @@ def test_a_wrong_variable_is_named(variable: str, value: str, message: str) -> N
 def test_variables_of_others_are_left_alone() -> None:
     kubernetes = {
         "BLEND_SERVER_SERVICE_HOST": "10.0.0.1",
+        "BLEND_SERVER_METRICS_SERVICE_HOST": "10.0.0.2",
+        "BLEND_SERVER_METRICS_PORT_9464_TCP": "tcp://10.0.0.2:9464",
         "BLEND_SERVER_SERVICE_PORT_GRPC": "50061",
         "BLEND_SERVER_PORT": "tcp://10.0.0.1:50061",
         "BLEND_SERVER_PORT_50061_TCP_ADDR": "10.0.0.1",

@@ -23,7 +23,7 @@ def quality(directory: Path | None = None, config: ShadowConfig = CONFIG) -> Qua
 
 def take(watched: Quality, *kls: float, method: str = "auto", agrees: bool = True) -> None:
     for number, kl in enumerate(kls):
-        watched.take(f"request-{number}", method, 100, Comparison(12.0, kl, agrees))
+        watched.take(f"request-{number}", method, 100, Comparison(12.0, kl, agrees), watched.era)
 
 
 def test_figures_of_the_last_ones_and_of_all() -> None:

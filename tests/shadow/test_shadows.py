@@ -39,11 +39,18 @@ class Watched:
             raise ZeroDivisionError("a fault in a comparison")
         return Comparison(1.0, float(logits[0]), True)
 
-    def offer(self, *kls: int, mode: str = "query", cached: int = 20, comparison: Comparison | None = None) -> None:
+    def offer(
+        self,
+        *kls: int,
+        mode: str = "query",
+        cached: int = 20,
+        comparison: Comparison | None = None,
+        plan: Plan = Plan(),  # noqa: B008 - it is frozen
+    ) -> None:
         """Offer requests that will be found to have these KLs, all of them before the first is compared."""
 
         def steps(kl: int) -> Steps[None]:
-            request = Request(Prompt([Text([1] * ROWS)]), Plan(), "a", ROWS, 0.0, id=f"r{kl}")
+            request = Request(Prompt([Text([1] * ROWS)]), plan, "a", ROWS, 0.0, id=f"r{kl}")
             report = Report(mode, "", ROWS, cached, 10, 0, 0.1, 0.1, 0.1, (), Timings(), 0.0, comparison=comparison)
             logits = torch.tensor([float(kl), 0.0])
             self.shadows.offer(State(request, canvas(), torch.ones(ROWS, dtype=torch.int64), logits, report), report)
@@ -112,9 +119,8 @@ def test_what_was_computed_at_full_prefill_is_not(watched: Callable[..., Watched
     assert one.decoder.passes == []
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_what_was_compared_on_demand_counts_and_is_not_run_again(watched: Callable[..., Watched], share: float) -> None:
-    one = watched(share=share, max_kl=0.3, least=2)
+def test_what_was_compared_on_demand_is_not_run_again(watched: Callable[..., Watched]) -> None:
+    one = watched(max_kl=0.3, least=2)
     one.offer(1, 2, comparison=Comparison(3.0, 0.5, False))
     wait_until(lambda: one.shadows.stats().tripped)
     assert one.decoder.passes == []
@@ -122,6 +128,30 @@ def test_what_was_compared_on_demand_counts_and_is_not_run_again(watched: Callab
     assert (found.run, found.methods["auto"].compared, found.methods["auto"].agreed) == (0, 2, 0)
     assert "0.500" in found.reason
     assert found.since is not None
+
+
+def test_whoever_asks_for_comparisons_does_not_choose_what_counts(watched: Callable[..., Watched]) -> None:
+    one = watched(share=0.0, max_kl=0.3, least=2)
+    one.offer(*range(1, 9), comparison=Comparison(3.0, 0.5, False))
+    assert one.shadows.wait_idle(30) and not one.shadows.stats().tripped and not one.quality.methods()
+
+
+@pytest.mark.parametrize("limits", [{"max_kl": 100.0}, {"max_charged": 0.01}])
+def test_limits_of_a_plans_own_do_not_stop_auto(watched: Callable[..., Watched], limits: dict[str, float]) -> None:
+    one = watched(max_kl=0.3, least=2)
+    one.offer(1, 2, 3, plan=Plan("auto", **limits))
+    assert one.shadows.wait_idle(30) and not one.shadows.stats().tripped
+    assert one.quality.methods().keys() == {"auto_limited"}
+
+
+def test_what_was_answered_before_a_reset_does_not_count_after_it(watched: Callable[..., Watched]) -> None:
+    one = watched(max_kl=0.3, least=1)
+    before = one.quality.era
+    one.quality.reset()
+    one.quality.take("r1", "auto", 20, Comparison(3.0, 0.5, False), before)
+    assert not one.shadows.stats().tripped
+    one.quality.take("r2", "auto", 20, Comparison(3.0, 0.5, False), one.quality.era)
+    assert one.shadows.stats().tripped
 
 
 def test_what_does_not_fit_into_the_backlog_is_dropped(watched: Callable[..., Watched]) -> None:

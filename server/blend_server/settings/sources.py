@@ -24,8 +24,8 @@ CONFIG_VARIABLE = "BLEND_CONFIG"
 REFUSED = object()
 """Stands for a value that was refused, which is another thing than none."""
 _MAX_NBYTES = 1 << 20
-# What Kubernetes puts in the environment of every container where a service is called "blend-server".
-_KUBERNETES = re.compile(r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
+# What Kubernetes puts in the environment of every container where a service is called "blend-server", or begins so.
+_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 
 @dataclass(frozen=True)
