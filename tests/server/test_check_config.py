@@ -173,8 +173,10 @@ def test_the_example_is_fine_and_needs_no_torch(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_example_leaves_out_is_right_too(tmp_path: Path) -> None:
-    """Its commented settings name what there is."""
+@pytest.mark.parametrize("engine", ["native", "vllm"])
+def test_what_the_example_leaves_out_is_right_too(tmp_path: Path, engine: str) -> None:
+    """Its commented settings name what there is; those of one engine are not the other's."""
+    others = {"native": ("vllm", "max_model_len", "kv_cache_bytes", "args"), "vllm": ("max_kl",)}[engine]
     lines = EXAMPLE.read_text().splitlines()
     # What is commented out begins with a key, or goes on with a list, behind "# ".
     opened = []
@@ -183,6 +185,7 @@ def test_what_the_example_leaves_out_is_right_too(tmp_path: Path) -> None:
         body = text.removeprefix("# ")
         key = body.strip().split(":")[0]
         setting = text.startswith("# ") and (body.lstrip().startswith("- {") or key.isidentifier())
+        setting = setting and key not in others
         opened.append(line.replace("# ", "", 1) if setting else line)
     (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "secret").write_bytes(b"s" * 32)
@@ -190,7 +193,8 @@ def test_what_the_example_leaves_out_is_right_too(tmp_path: Path) -> None:
     file.write_text("\n".join(opened).replace("./secret", str(tmp_path / "secret")))
     config = read(parser().parse_args(["--config", str(file)]), {}).config
     assert config.security.tls is not None
-    assert config.vllm is not None
+    assert (config.vllm is None) == (engine == "native")
+    assert (config.engine.shadow.max_kl is None) == (engine == "vllm")
     assert config.engine.store.mooncake is not None
     assert config.engine.store.residency is not None
     assert config.engine.store.residency.sources[0].replay_address == "tcp://10.0.0.8:5558"
