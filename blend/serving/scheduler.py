@@ -46,6 +46,7 @@ class Scheduler:
         self._running: list[Job[Any]] = []
         self._gaps = Gaps()
         self._begun = 0
+        self._freed = False  # whether something has ended since requests were last had begin
         self._changed = threading.Condition()  # guards what follows; the rest is the thread's own
         self._news: deque[Callable[[], None]] = deque()
         self._estimates: dict[Job[Any], float] = {}
@@ -235,7 +236,10 @@ class Scheduler:
 
     def _seconds(self) -> float | None:
         """After how many seconds there will be something to do; ``None``: when something comes in."""
-        jobs = [job for job in (*self._running, *self._queue) if not job.interrupted]
+        waiting = [*self._queue]
+        if self._freed and waiting:
+            return 0.0
+        jobs = [job for job in (*self._running, *waiting) if not job.interrupted]
         ready = (job.step is not None and not isinstance(job.step, Aside) for job in self._running)
         if any(ready) or any(job.cancelled for job in jobs):
             return 0.0
@@ -277,6 +281,7 @@ class Scheduler:
 
     def _begin(self) -> None:
         """Have requests begin for which there are a place and memory."""
+        self._freed = False
         while (job := self._queue.first(self._running)) is not None:
             holding = [other for other in self._running if other.room is not None]
             if len(holding) >= self._max_running:
@@ -372,6 +377,7 @@ class Scheduler:
         """A job is over, by itself or with an error from here."""
         if job in self._running:
             self._running.remove(job)
+        self._freed = True
         self._shares.leave(job.tenant)
         with self._changed:
             self._estimates.pop(job, None)

@@ -17,6 +17,16 @@ LONG = 600.0
 WATCHED_SECONDS = 0.3
 
 
+class Place:
+    """Room for a request, of which there is enough."""
+
+    def take(self, last: bool) -> bool:
+        return True
+
+    def give(self) -> None:
+        pass
+
+
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """An entry for each time that the thread woke and looked for work."""
@@ -70,15 +80,22 @@ def test_while_another_thread_waits_for_chunks(scheduler: Scheduler, sleeps: Cal
     assert job.done.result(60)
 
 
+def test_what_waits_for_a_place_begins_when_another_ends(rounds: list[float]) -> None:
+    """However it ends: nothing else wakes the thread."""
+
+    def request() -> Steps[int]:
+        return (yield from do(Alone(lambda: 7)))
+
+    scheduler = fakes.idle(max_running=1)
+    with fakes.busy(scheduler):
+        jobs = [scheduler.submit(Job(request(), "a", room=Place())) for _ in range(3)]
+    assert [job.done.result(20) for job in jobs] == [7] * 3
+    scheduler.close()
+    scheduler.join()
+
+
 def test_while_work_in_the_background_waits_for_a_gap(scheduler: Scheduler, sleeps: Callable[[], bool]) -> None:
     loaded = threading.Event()
-
-    class Place:
-        def take(self, last: bool) -> bool:
-            return True
-
-        def give(self) -> None:
-            pass
 
     def request() -> Steps[bool]:
         return (yield from do(Aside(lambda: loaded.wait(60))))
