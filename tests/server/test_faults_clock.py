@@ -34,6 +34,7 @@ DATES = {
     "blend_server/audit.py",  # when a call was made
     "blend_server/auth.py",  # whether a token has expired
     "blend_server/operations/traces.py",  # when a span began
+    "blend_server/snapshots/creating.py",  # when a snapshot was made
     "blend_server/service.py",  # since when the server runs
     "blend_server/tokens.py",  # when a token that is being made expires
 }

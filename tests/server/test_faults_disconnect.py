@@ -14,7 +14,7 @@ from blend.engine import Engine
 from blend.rag.library import Library
 from blend.rag.prompt import PromptBuilder
 from blend.types import Plan, Token
-from blend_server.client import Client, Document, ServiceError
+from blend_server.client import Client, Document, Retries, ServiceError
 from blend_server.server import BlendServer
 from tests.server.accounts import Accounts
 from tests.server.conftest import config
@@ -44,7 +44,7 @@ class Service:
         list(self.acme.ingest([LIGHT]))
 
     def client(self, address: str) -> Client:
-        return Client(address, token=self._token)
+        return Client(address, retries=Retries.none(), token=self._token)
 
     def requests(self) -> int:
         """Calls that hold a place before the engine."""
