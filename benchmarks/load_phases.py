@@ -15,9 +15,6 @@ from made_up import sentences
 
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
-QUESTIONS = 64
-"""Questions that streams take turns with."""
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -63,7 +60,7 @@ def streams(server: Server, sizes: Sizes, method: str, figures: Figures) -> tupl
 
     Returns what was asked, the answers given alone, and the answers that differ from them.
     """
-    asks = [Ask(question, 4, method, 16) for question in questions(QUESTIONS, 38)]
+    asks = [Ask(question, 4, method, 16) for question in questions(sizes.streams, 38)]
     alone = figures.check("alone", drive(server.address, asks, Load(1, count=len(asks))))
     by_ask = {one.ask: one for one in alone}
     load = Load(sizes.streams, seconds=sizes.seconds)
@@ -155,7 +152,7 @@ def soak(server: Server, sizes: Sizes, method: str, figures: Figures) -> None:
 
 def overload(server: Server, places: int, sizes: Sizes, method: str, figures: Figures) -> None:
     """Four times as many requests as a server with so many places can take."""
-    asks = [Ask(question, 2, method, 8) for question in questions(QUESTIONS, 8, "over")]
+    asks = [Ask(question, 2, method, 8) for question in questions(4 * places, 8, "over")]
     drive(server.address, asks, Load(places, count=places))
     capacity = figures.check("capacity", drive(server.address, asks, Load(places, count=4 * places)))
     per_second = _per_second(capacity)
