@@ -140,7 +140,7 @@ def test_a_deadline_reaches_the_engine(stub: Any, engines: Engines) -> None:
     for engine in engines:
         engine.before["Answer"] = lambda context: left.append(context.time_remaining())
     list(stub.Answer(ASK, timeout=100))
-    assert 50 < left[0] <= 100
+    assert 50 < left[0] < 110, "on each way gRPC rounds up what is left"
 
 
 def test_whoever_reads_slowly_holds_the_engine_back(stub: Any, engines: Engines) -> None:
