@@ -69,6 +69,8 @@ class Endpoint:
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.initial_reconnect_backoff_ms", 100),  # a second try is to find a new connection
         ]
+        if tls is None:
+            self._options.append(("grpc.enable_http_proxy", 0))  # it would read the token
 
     def channel(self) -> grpc.Channel:
         """Return a channel to the server."""

@@ -57,6 +57,7 @@ class Link:
             ("grpc.max_reconnect_backoff_ms", 2_000),
         ]
         if tls is None:
+            options.append(("grpc.enable_http_proxy", 0))  # it would read the tokens
             self._channel = grpc.aio.insecure_channel(engine.address, options=options)
         else:
             self._channel = grpc.aio.secure_channel(engine.address, _credentials(tls), options=options)

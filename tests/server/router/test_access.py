@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,22 @@ def test_a_router_that_knows_no_tenants_refuses_tokens(client: Client) -> None:
         named.stats()
     assert raised.value.code == "INVALID_ARGUMENT"
     assert "--access-file" in raised.value.message
+
+
+def test_no_proxy_reads_tokens_that_go_unencrypted(
+    route: Callable[..., Router], accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        token = accounts.token("w", "acme", "writer")
+        address = route(security=SecurityConfig(access_file=accounts.write())).address
+        with Client(address, token=token) as client:
+            ready(client, "a", "b")
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 def test_mutual_tls_to_the_engines_and_tls_to_callers(
