@@ -48,7 +48,7 @@ class Change:
 
 
 class Journal:
-    """The journal of one router; it belongs to one thread.
+    """The journal of one router; it belongs to one thread. Its methods raise ``TierUnavailable`` where the file fails.
 
     Args:
         path: the file.
@@ -133,23 +133,26 @@ class Journal:
 
     def next(self, owner: str, engine: str) -> Change | None:
         """Return the first of an owner's changes that an engine has not taken."""
-        found = self._db.execute(
-            "SELECT c.number, c.owner, c.id, c.document, c.applied FROM changes c JOIN waiting w USING (number) "
-            "WHERE w.engine = ? AND c.owner = ? ORDER BY c.number LIMIT 1",
-            (engine, owner),
-        ).fetchone()
+        with _usable():
+            found = self._db.execute(
+                "SELECT c.number, c.owner, c.id, c.document, c.applied FROM changes c JOIN waiting w USING (number) "
+                "WHERE w.engine = ? AND c.owner = ? ORDER BY c.number LIMIT 1",
+                (engine, owner),
+            ).fetchone()
         return None if found is None else _change(*found)
 
     def counts(self) -> dict[str, int]:
         """Return how many changes each engine has not taken."""
-        found = dict(self._db.execute("SELECT engine, COUNT(*) FROM waiting GROUP BY engine").fetchall())
+        with _usable():
+            found = dict(self._db.execute("SELECT engine, COUNT(*) FROM waiting GROUP BY engine").fetchall())
         return {engine: found.get(engine, 0) for engine in self._engines}
 
     def documents(self, owner: str) -> dict[str, Held] | None:
         """Return what every engine should hold of an owner's documents, by id; ``None`` where that is not known."""
-        if self._db.execute("SELECT 1 FROM owners WHERE owner = ?", (owner,)).fetchone() is None:
-            return None
-        rows = self._db.execute("SELECT id, title, sha256 FROM documents WHERE owner = ?", (owner,))
+        with _usable():
+            if self._db.execute("SELECT 1 FROM owners WHERE owner = ?", (owner,)).fetchone() is None:
+                return None
+            rows = self._db.execute("SELECT id, title, sha256 FROM documents WHERE owner = ?", (owner,)).fetchall()
         return {document_id: Held(title, sha256) for document_id, title, sha256 in rows}
 
     def adopt(self, owner: str, documents: Mapping[str, Held]) -> None:
@@ -172,12 +175,8 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """What is done inside is written at its end, or not at all where something is raised.
-
-        Raises:
-            TierUnavailable: the file cannot be read or written.
-        """
-        try:
+        """What is done inside is written at its end, or not at all where something is raised."""
+        with _usable():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -185,8 +184,15 @@ class Journal:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise TierUnavailable(f"the router's journal: {error}") from error
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    """What SQLite raises inside becomes ``TierUnavailable``."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise TierUnavailable(f"the router's journal: {error}") from error
 
 
 def _change(number: int, owner: str, document_id: str, document: bytes | None, applied: int) -> Change:

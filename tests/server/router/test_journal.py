@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend.errors import InvalidConfig, ResourceExhausted
+from blend.errors import InvalidConfig, ResourceExhausted, TierUnavailable
 from blend_server.router.journal import Held, Journal
 
 ENGINES = ("a", "b")
@@ -97,6 +98,22 @@ def test_it_is_kept_for_its_engines_in_a_file_of_its_owner(tmp_path: Path) -> No
     path.write_bytes(b"no database" * 100)
     with pytest.raises(InvalidConfig):
         Journal(path, ENGINES, 1000)
+
+
+def test_a_file_that_fails_is_an_error_of_blends(journal: Journal, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "journal") as db:
+        for table in ("waiting", "changes", "owners"):
+            db.execute(f"DROP TABLE {table}")
+    db.close()
+    attempts: list[Callable[[], object]] = [
+        lambda: journal.next("t", "a"),
+        lambda: journal.documents("t"),
+        journal.counts,
+        lambda: journal.begin("t", "d", b"text"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(TierUnavailable, match="the router's journal: no such table"):
+            attempt()
 
 
 def test_its_room_is_bounded(journal: Journal) -> None:
