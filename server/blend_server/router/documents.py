@@ -26,6 +26,7 @@ from blend_server.router.calls import Call, NoEngine
 from blend_server.router.engine_documents import Outcome, apply, listed
 from blend_server.router.journal import Change, Journal
 from blend_server.router.link import Link, Metadata
+from blend_server.router.owner import FIRST_SECONDS, Owner
 from blend_server.threads import Threads
 
 logger = logging.getLogger("blend_server.router")
@@ -35,8 +36,6 @@ T = TypeVar("T")
 
 _WAIT_SECONDS = 10.0
 """How long a call waits for an engine to catch up where no other can serve it."""
-_AGAIN_SECONDS = 1.0
-"""After how long an engine that could not catch up is tried again."""
 _CLOSE_SECONDS = 5.0
 _MOST_CHANGES = 128
 """Documents in memory, each of a call of its own: the one under way, and those behind it."""
@@ -57,15 +56,8 @@ _REFUSALS = frozenset(
 )
 
 
-class _Owner:
-    """What the router knows of one tenant: its credentials are of its last call, and are never written down."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.lock = asyncio.Lock()
-        self.metadata: Metadata = ()
-        self.catching_up: dict[str, asyncio.Task[None]] = {}
-        self.again_at: dict[str, float] = {}
+class _Different(NoEngine):
+    """An engine holds other documents than it should."""
 
 
 class Documents:
@@ -81,7 +73,7 @@ class Documents:
         self._links = links
         self._journal = journal
         self._threads = Threads("blend-router-journal", 1)
-        self._owners = {name: _Owner(name) for name in owners}
+        self._owners = {name: Owner(name) for name in owners}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._places = Places(_MOST_CHANGES, "too many documents wait for the engines")
 
@@ -94,11 +86,12 @@ class Documents:
             NoEngine: there is none, nor does one catch up in time.
         """
         owner = self._owner(call)
-        end = asyncio.get_running_loop().time() + min(call.seconds_left or _WAIT_SECONDS, _WAIT_SECONDS)
+        given = call.seconds_left
+        end = _now() + (_WAIT_SECONDS if given is None else min(given, _WAIT_SECONDS))
         while True:
             self._tend(owner)
             found = self._ready(owner)
-            left = end - asyncio.get_running_loop().time()
+            left = end - _now()
             if found or not owner.catching_up or left <= 0:
                 break
             await asyncio.wait(owner.catching_up.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -124,7 +117,7 @@ class Documents:
         while True:
             for owner in list(self._owners.values()):
                 self._tend(owner)
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(FIRST_SECONDS)
 
     async def close(self) -> None:
         """Give the changes that are under way a moment; those that take longer stand in the journal."""
@@ -172,15 +165,23 @@ class Documents:
             targets = targets[first:] + targets[:first]
             number = await self._threads.call(self._journal.begin, owner.name, document_id, document)
             change = Change(number, owner.name, document_id, document)
-            lead, outcome = await self._lead(owner, targets, change, call.metadata, told)
+            try:
+                lead, outcome = await self._lead(owner, targets, change, call.metadata, told)
+            except (grpc.aio.AioRpcError, NoEngine):
+                raise  # the change is refused, or every engine is behind already
+            except Exception as error:
+                for link in targets:  # any of them may have taken it
+                    self._behind(owner, link, error)
+                raise
             if outcome.taken:
+                owner.shorten_pauses(_now())
                 taken = replace(change, applied=True)
                 others = [link for link in targets if link is not lead and owner.name in link.current]
                 await asyncio.gather(*(self._follow(owner, link, taken, call.metadata) for link in others))
             return outcome
 
     async def _lead(
-        self, owner: _Owner, targets: Sequence[Link], change: Change, metadata: Metadata, told: Told
+        self, owner: Owner, targets: Sequence[Link], change: Change, metadata: Metadata, told: Told
     ) -> tuple[Link, Outcome]:
         """Have the first engine that can take a change; returns it and what came of it.
 
@@ -216,11 +217,11 @@ class Documents:
         else:
             await self._threads.call(self._journal.skipped, change.number, link.name)
 
-    async def _follow(self, owner: _Owner, link: Link, change: Change, metadata: Metadata) -> None:
+    async def _follow(self, owner: Owner, link: Link, change: Change, metadata: Metadata) -> None:
         """Have one more engine take a change that the lead has taken; if it does not, it is behind."""
         try:
             await self._take(link, change, metadata)
-        except (grpc.aio.AioRpcError, BlendError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the engine may lack the document
             self._behind(owner, link, error)
 
     async def _take(self, link: Link, change: Change, metadata: Metadata) -> None:
@@ -250,17 +251,17 @@ class Documents:
 
     # ------------------------------------------------------------------------------------------ catching up
 
-    def _tend(self, owner: _Owner) -> None:
+    def _tend(self, owner: Owner) -> None:
         """Begin to bring up each engine that serves and is behind."""
-        now = asyncio.get_running_loop().time()
+        now, era = _now(), sum(link.era for link in self._links)
         for link in self._links:
             wanted = link.serving and owner.name not in link.current and link.name not in owner.catching_up
-            if wanted and now >= owner.again_at.get(link.name, 0.0):
+            if wanted and owner.may_try(link.name, now, era):
                 task = self._task(self._catch_up(owner, link))
                 owner.catching_up[link.name] = task
                 task.add_done_callback(partial(_forget, owner.catching_up, link.name))
 
-    async def _catch_up(self, owner: _Owner, link: Link) -> None:
+    async def _catch_up(self, owner: Owner, link: Link) -> None:
         era = link.era
         try:
             while True:
@@ -275,27 +276,29 @@ class Documents:
                         return
                 # Outside of the lock: the engine is asked nothing meanwhile, and the others go on.
                 await self._take(link, change, owner.metadata)
+                owner.shorten_pauses(_now())
                 if not change.applied:
                     async with owner.lock:  # behind whoever is being compared, or it would count as current again
                         self._doubt_others(owner, link)
-        except (grpc.aio.AioRpcError, BlendError) as error:
-            owner.again_at[link.name] = asyncio.get_running_loop().time() + _AGAIN_SECONDS
+        except Exception as error:  # noqa: BLE001 - whatever it was, it may come again at once
+            # What may pass is tried again soon, but each comparison lists all documents.
+            owner.pause(link.name, _now(), longer=isinstance(error, _Different))
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 owner.metadata = ()  # the next caller's will do
             if link.era == era:
                 self._behind(owner, link, error)
 
-    def _doubt_others(self, owner: _Owner, link: Link) -> None:
+    def _doubt_others(self, owner: Owner, link: Link) -> None:
         """Have the others looked at again: one that refused a change which this engine has taken must have it."""
         for other in self._links:
             if other is not link:
                 other.current.discard(owner.name)
 
-    async def _compare(self, owner: _Owner, link: Link) -> None:
+    async def _compare(self, owner: Owner, link: Link) -> None:
         """Check that an engine holds what it should; where nobody knows what that is, that all engines hold the same.
 
         Raises:
-            NoEngine: it does not.
+            NoEngine: it does not, or nobody can tell.
         """
         wanted = await self._threads.call(self._journal.documents, owner.name)
         if wanted is None:
@@ -307,7 +310,7 @@ class Documents:
             wanted = await listed(link, owner.metadata)
             for other in self._links:
                 if other is not link and await listed(other, owner.metadata) != wanted:
-                    raise NoEngine(
+                    raise _Different(
                         f"engines {link.name} and {other.name} hold different documents, and the router does not know "
                         "which are right: make them equal, or begin with none"
                     )
@@ -317,12 +320,12 @@ class Documents:
         if found != wanted:
             missing = sum(found.get(document_id) != held for document_id, held in wanted.items())
             extra = sum(document_id not in wanted for document_id in found)
-            raise NoEngine(
+            raise _Different(
                 f"its documents are not those of the router's journal: {missing} are missing or different, {extra} are "
                 "too many; ingest what is missing through the router once more, and delete the rest on the engine"
             )
 
-    def _behind(self, owner: _Owner, link: Link, error: Exception | None) -> None:
+    def _behind(self, owner: Owner, link: Link, error: Exception | None) -> None:
         why = _said(error)
         if link.behind.get(owner.name) != why:
             logger.warning("event=behind engine=%s tenant=%s reason=%s", link.name, owner.name, why)
@@ -331,17 +334,17 @@ class Documents:
 
     # ------------------------------------------------------------------------------------------------ owners
 
-    def _owner(self, call: Call) -> _Owner:
-        owner = self._owners.setdefault(call.owner, _Owner(call.owner))
+    def _owner(self, call: Call) -> Owner:
+        owner = self._owners.setdefault(call.owner, Owner(call.owner))
         # A reader's may list, a writer's may also catch up.
         if call.who.may("writer") or not owner.metadata:
             owner.metadata = call.credentials
         return owner
 
-    def _ready(self, owner: _Owner) -> list[Link]:
-        return [link for link in self._links if link.serving and owner.name in link.current]
+    def _ready(self, owner: Owner) -> list[Link]:
+        return [link for link in self._links if link.holds(owner.name)]
 
-    def _nobody(self, owner: _Owner) -> NoEngine:
+    def _nobody(self, owner: Owner) -> NoEngine:
         reasons = [f"{link.name}: {_reason(link, owner.name)}" for link in self._links]
         return NoEngine(f"no engine can serve this now; {'; '.join(reasons)}")
 
@@ -356,6 +359,10 @@ class Documents:
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its caller, if still there, is told; if not, this is all that is left of it.
             logger.info("event=unfinished_change error=%s", type(error).__name__)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _forget(tasks: dict[str, asyncio.Task[None]], name: str, _: asyncio.Task[None]) -> None:
@@ -375,4 +382,4 @@ def _reason(link: Link, owner: str) -> str:
 def _said(error: Exception | None) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
-    return str(error)
+    return str(error) if isinstance(error, BlendError) else type(error).__name__

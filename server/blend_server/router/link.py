@@ -84,6 +84,10 @@ class Link:
         logger.info("event=health engine=%s serving=%s", self.name, str(serving).lower())
         changed(self)
 
+    def holds(self, owner: str) -> bool:
+        """Return whether it may be asked about an owner's documents."""
+        return self.serving and owner in self.current
+
     def unary(self, method: str, request: bytes, metadata: Metadata, timeout: float | None) -> Any:
         """Begin a call with one reply; awaiting what is returned gives its bytes."""
         return self._channel.unary_unary(_path(method))(request, metadata=metadata, timeout=timeout)

@@ -8,8 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 
+from blend.errors import TierUnavailable
 from blend_server.client import Client, Document, ServiceError
+from blend_server.router.journal import Journal
 from blend_server.router.server import Router
 from tests.server.router.conftest import Engines, ready
 from tests.server.router.fakes import wait_for
@@ -113,6 +116,30 @@ def test_when_one_engine_fails_the_next_one_takes_the_document(client: Client, e
     ready(client, "a", "b")
     assert len(engines[0].documents) == 4
     assert engines[0].texts() == engines[1].texts()
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("error", [TierUnavailable("the router's journal: disk I/O error"), DecodeError("parsing")])
+def test_a_failure_of_the_routers_own_leaves_no_engine_asked_that_may_lack_a_document(
+    client: Client, engines: Engines, monkeypatch: pytest.MonkeyPatch, failing: int, error: Exception
+) -> None:
+    applied, calls = Journal.applied, []
+
+    def failed(self: Journal, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == failing:
+            raise error
+        applied(self, *arguments)
+
+    monkeypatch.setattr(Journal, "applied", failed)
+    if failing == 1:  # the call with which the lead's outcome is noted
+        with pytest.raises(ServiceError):
+            last(client, FERRY)
+    else:
+        assert last(client, FERRY) == ["stored"]
+    ready(client, "a", "b")
+    assert engines[0].texts() == engines[1].texts() == {"ferry": b"It leaves at nine."}
+    assert waiting(client) == {"a": 0, "b": 0}
 
 
 def test_a_document_that_no_engine_finished_comes_later(client: Client, engines: Engines) -> None:

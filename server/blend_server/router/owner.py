@@ -1,0 +1,54 @@
+"""What the router knows of one tenant, apart from the documents themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from blend_server.router.link import Metadata
+
+FIRST_SECONDS = 1.0
+"""After how long an engine that could not catch up is tried again."""
+MOST_SECONDS = 60.0
+"""The same for one whose documents were compared in vain again and again."""
+
+
+class _Pause(NamedTuple):
+    until: float
+    seconds: float
+
+
+class Owner:
+    """One tenant: its credentials are of its last call, and are never written down.
+
+    Attributes:
+        lock: held while its documents change, or are compared.
+        metadata: the credentials.
+        catching_up: by engine, what brings it up.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = asyncio.Lock()
+        self.metadata: Metadata = ()
+        self.catching_up: dict[str, asyncio.Task[None]] = {}
+        self._pauses: dict[str, _Pause] = {}
+        self._era = 0
+
+    def may_try(self, engine: str, now: float, era: int) -> bool:
+        """Return whether an engine may be brought up now; each new ``era`` shortens all pauses."""
+        if era != self._era:
+            self._era = era
+            self.shorten_pauses(now)
+        return engine not in self._pauses or now >= self._pauses[engine].until
+
+    def pause(self, engine: str, now: float, *, longer: bool) -> None:
+        """Note that an engine could not be brought up: ``longer`` makes its pause twice as long as the last one."""
+        last = self._pauses.get(engine)
+        seconds = min(2 * last.seconds, MOST_SECONDS) if last is not None and longer else FIRST_SECONDS
+        self._pauses[engine] = _Pause(now + seconds, seconds)
+
+    def shorten_pauses(self, now: float) -> None:
+        """Have every engine tried soon: something has changed that may help it."""
+        for engine, pause in self._pauses.items():
+            self._pauses[engine] = _Pause(min(pause.until, now + FIRST_SECONDS), FIRST_SECONDS)
