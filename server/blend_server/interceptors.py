@@ -121,6 +121,24 @@ class InFlight:
         return True
 
 
+class CallPlaces:
+    """A place for each call that is under way, of all tenants together and by each one's quota.
+
+    Args:
+        gate: knows the quotas; behind one that knows no tenants there is no bound.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._places = Places(_MOST_CALLS, "too many calls are under way") if gate.many else None
+
+    def hold(self, tenant: str) -> AbstractContextManager[None]:
+        """Hold a place for one of a tenant's calls; entering it raises ``ResourceExhausted`` where there is none."""
+        if self._places is None:
+            return nullcontext()
+        return self._places.hold(tenant, self._gate.quotas(tenant).requests)
+
+
 class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps every rpc of ``blend.v1.BlendService``, unary or streaming; other services pass through.
 
@@ -136,7 +154,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._in_flight = in_flight
         self._observer = observer or Observer()
         self._gate = gate or OpenGate()
-        self._places = Places(_MOST_CALLS, "too many calls are under way") if self._gate.many else None
+        self._places = CallPlaces(self._gate)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Return the rpc's handler, wrapped."""
@@ -196,7 +214,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 observed.identified(who.tenant)
                 entry.tenant, entry.caller = who.tenant, who.name
                 who.require(name)
-                with self._place(who.tenant):
+                with self._places.hold(who.tenant):
                     yield who
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED.name
@@ -210,11 +228,6 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             logger.info("rpc=%s request_id=%s code=%s ms=%.1f", name, call_id, code, elapsed)
             observed.ended(code)
             entry.ended(code)
-
-    def _place(self, tenant: str) -> AbstractContextManager[None]:
-        if self._places is None:
-            return nullcontext()
-        return self._places.hold(tenant, self._gate.quotas(tenant).requests)
 
 
 def _message(read: _Read, data: bytes) -> Any:

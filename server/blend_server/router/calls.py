@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from blend.errors import InvalidInput, StoreError, Unauthenticated
 from blend_server.auth import Caller, Gate
-from blend_server.interceptors import REQUEST_ID_KEY, InFlight, status_of
+from blend_server.interceptors import REQUEST_ID_KEY, CallPlaces, InFlight, status_of
 from blend_server.operations.context import request_id
 from blend_server.router.link import Metadata
 
@@ -77,6 +77,7 @@ class Edge:
     def __init__(self, gate: Gate, in_flight: InFlight) -> None:
         self.gate = gate
         self._in_flight = in_flight
+        self._places = CallPlaces(gate)
 
     @asynccontextmanager
     async def call(self, method: str, context: Any, *, greet: bool = True) -> AsyncGenerator[Call, None]:
@@ -100,7 +101,8 @@ class Edge:
                 passed = tuple((k, v) for k, v in handed_on(sent) if k != REQUEST_ID_KEY) + own
                 call = Call(who.tenant, who, passed, context)
                 self._check(call)
-                yield call
+                with self._places.hold(who.tenant):
+                    yield call
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED
             raise

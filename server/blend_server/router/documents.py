@@ -99,6 +99,10 @@ class Documents:
             raise self._nobody(owner)
         return found
 
+    def serving(self) -> list[Link]:
+        """Return the engines that serve, whatever documents they hold."""
+        return [link for link in self._links if link.serving]
+
     async def status(self) -> dict[str, dict[str, Any]]:
         """Return of each engine whether it serves, its answers under way, and what it has not taken of whom."""
         waiting = await self._threads.call(self._journal.counts)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from typing import Any
 
 import grpc
 
+from blend_server import convert
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.router.calls import ENGINE_KEY, Call, Edge, NoEngine, handed_on, message
 from blend_server.router.choice import Chooser
@@ -20,6 +21,57 @@ _ELSEWHERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, 
 """Codes of an engine that has not begun an answer after which another one is asked."""
 _LOCATE_SECONDS = 2.0
 """Longest that finding out which chunks a question needs may take; without it an answer goes by load alone."""
+
+
+class _Tries:
+    """The engines that one call is tried on, each once.
+
+    Args:
+        documents: knows who may be asked.
+        chooser: puts engines in order.
+        call: the call.
+
+    Attributes:
+        order: those that may be asked, the best first.
+        failure: the last engine's error.
+    """
+
+    def __init__(self, documents: Documents, chooser: Chooser, call: Call) -> None:
+        self._documents = documents
+        self._chooser = chooser
+        self._call = call
+        self._tried: list[Link] = []
+        self.order: Sequence[Link] = ()
+        self.failure: Exception = NoEngine("no engine was asked")
+
+    async def next(self) -> Link | None:
+        """Return the next engine; ``None`` where all that may be asked have been. The order may be old by now.
+
+        Raises:
+            NoEngine: none may be asked.
+        """
+        found = self._left()
+        if found is None:
+            self.order = self._chooser.order(await self._documents.readable(self._call))
+            found = self._left()
+        if found is not None:
+            self._tried.append(found)
+        return found
+
+    def _left(self) -> Link | None:
+        return next((link for link in self.order if link not in self._tried and link.holds(self._call.owner)), None)
+
+    def failed(self, link: Link, error: grpc.aio.AioRpcError) -> None:
+        """Note an engine's error.
+
+        Raises:
+            AioRpcError: another engine would say the same.
+        """
+        if error.code() not in _ELSEWHERE:
+            raise error
+        self.failure = error
+        if error.code() is grpc.StatusCode.CANCELLED:  # not by the caller: that would have ended the call
+            self.failure = NoEngine(f"engine {link.name} went away; try again")
 
 
 class RouterService:
@@ -73,9 +125,11 @@ class RouterService:
         """Have the best engine answer; another one where it fails before its first event."""
         async with self._edge.call("Answer", context, greet=False) as call:
             asked = message(pb.AnswerRequest, request)
+            convert.question(asked.question)
             links = await self._documents.readable(call)
-            order = self._chooser.order(links, await self._keys(call, links, asked))
-            for place, link in enumerate(order, 1):
+            tries = _Tries(self._documents, self._chooser, call)
+            tries.order = self._chooser.order(links, await self._keys(call, links, asked))
+            while (link := await tries.next()) is not None:
                 begun = False
                 try:
                     async with aclosing(self._answer(link, request, call)) as events:
@@ -84,11 +138,10 @@ class RouterService:
                             yield event
                     return
                 except grpc.aio.AioRpcError as error:
-                    if not begun and place < len(order) and error.code() in _ELSEWHERE:
-                        continue
-                    if error.code() is grpc.StatusCode.CANCELLED:  # not by the caller: that would have ended this, too
-                        raise NoEngine(f"engine {link.name} went away while it answered; ask again") from error
-                    raise
+                    tries.failed(link, error)
+                    if begun:
+                        break
+            raise tries.failure
 
     async def _answer(self, link: Link, request: bytes, call: Call) -> AsyncGenerator[bytes, None]:
         """One engine's events."""
@@ -126,24 +179,18 @@ class RouterService:
 
         async def read(request: bytes, context: Any) -> bytes:
             async with self._edge.call(method, context) as call:
-                order = self._chooser.order(await self._documents.readable(call))
-                failure: grpc.aio.AioRpcError | None = None
-                for link in order:
+                tries = _Tries(self._documents, self._chooser, call)
+                while (link := await tries.next()) is not None:
                     reply = link.unary(method, request, call.metadata, call.seconds_left)
                     try:
                         data: bytes = await reply
                     except grpc.aio.AioRpcError as error:
-                        if error.code() not in _ELSEWHERE:
-                            raise
-                        failure = error
+                        tries.failed(link, error)
                         continue
                     trailing = (*handed_on(await reply.trailing_metadata()), (ENGINE_KEY, link.name))
                     context.set_trailing_metadata(trailing)
                     return data
-                assert failure is not None  # there is an engine, or readable() would have raised
-                if failure.code() is grpc.StatusCode.CANCELLED:
-                    raise NoEngine(f"engine {order[-1].name} went away; try again") from failure
-                raise failure
+                raise tries.failure
 
         return read
 
@@ -172,17 +219,26 @@ class RouterService:
     async def reset_quality(self, request: bytes, context: Any) -> bytes:
         """Have every engine that serves let ``auto`` blend again.
 
-        One that fails does not keep the others from it; its error is told.
+        It is not about documents: those that lack some are asked, too. One that fails does not keep the others from
+        it; the error names it.
         """
         async with self._edge.call("ResetQuality", context) as call:
-            links = await self._documents.readable(call)
+            links = self._documents.serving()
+            if not links:
+                raise NoEngine("no engine serves now")
             replies = (link.unary("ResetQuality", request, call.metadata, call.seconds_left) for link in links)
             found = await asyncio.gather(*replies, return_exceptions=True)
-        told: dict[str, pb.ResetQualityResponse] = {}
-        for link, reply in zip(links, found, strict=True):
-            if isinstance(reply, BaseException):
-                raise reply
-            told[link.name] = message(pb.ResetQualityResponse, reply)
+            told: dict[str, pb.ResetQualityResponse] = {}
+            failed: dict[str, grpc.aio.AioRpcError] = {}
+            for link, reply in zip(links, found, strict=True):
+                if isinstance(reply, grpc.aio.AioRpcError):
+                    failed[link.name] = reply
+                elif isinstance(reply, BaseException):
+                    raise reply
+                else:
+                    told[link.name] = message(pb.ResetQualityResponse, reply)
+            if failed:
+                raise _not_reset(failed)
         stopped = {name: reply for name, reply in told.items() if reply.was_stopped}
         whole = pb.ResetQualityResponse(
             was_stopped=bool(stopped),
@@ -191,3 +247,16 @@ class RouterService:
         )
         data: bytes = whole.SerializeToString()
         return data
+
+
+def _not_reset(failed: Mapping[str, grpc.aio.AioRpcError]) -> grpc.aio.AioRpcError:
+    """The first engine's error, in words that name them all."""
+    first = next(iter(failed.values()))
+    said = "; ".join(f"{name}: {error.code().name}: {error.details()}" for name, error in failed.items())
+    gone = first.code() is grpc.StatusCode.CANCELLED
+    return grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE if gone else first.code(),
+        first.initial_metadata(),
+        first.trailing_metadata(),
+        f"quality was not reset on every engine; {said}",
+    )

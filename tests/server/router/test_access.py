@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import grpc
 import pytest
 
 from blend.config import SecurityConfig, TlsConfig
-from blend_server.client import Client, Document, ServiceError, Tls
+from blend_server.client import Client, Document, Retries, ServiceError, Tls
 from blend_server.router import check
 from blend_server.router.server import Router
 from tests.server.accounts import Accounts
@@ -75,6 +76,29 @@ def test_what_a_tenant_missed_waits_for_its_token_after_a_restart(
     with Client(address, token=writer) as client:
         ready(client, "a", "b")
     assert engines[1].texts() == engines[0].texts()
+
+
+def test_a_tenants_calls_under_way_are_bounded(
+    route: Callable[..., Router], engines: Engines, accounts: Accounts
+) -> None:
+    token = accounts.token("w", "acme", "writer")
+    accounts.entries["tenants"]["acme"] = {"requests": 1}
+    address = route(security=SecurityConfig(access_file=accounts.write())).address
+    held = threading.Event()
+    with Client(address, token=token, retries=Retries.none()) as client:
+        ready(client, "a", "b")
+        for engine in engines:
+            engine.during["Answer"] = lambda _: held.wait(20)
+        events = client.answer("When?")
+        next(events)
+        asked = sum(len(engine.calls) for engine in engines)
+        with pytest.raises(ServiceError, match="quota requests: tenant 'acme'") as raised:
+            client.stats()
+        assert raised.value.code == "RESOURCE_EXHAUSTED"
+        assert sum(len(engine.calls) for engine in engines) == asked
+        held.set()
+        list(events)
+        ready(client, "a", "b")
 
 
 def test_a_router_that_knows_no_tenants_refuses_tokens(client: Client) -> None:

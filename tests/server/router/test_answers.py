@@ -262,6 +262,52 @@ def test_quality_is_reset_on_every_engine(client: Client, engines: Engines) -> N
     assert all(engine.asked("ResetQuality") == 1 for engine in engines)
 
 
+def test_an_engine_that_is_not_reached_is_named_and_those_without_documents_are_reset(
+    client: Client, engines: Engines
+) -> None:
+    a, b = engines
+    list(client.ingest([Document("ferry", "It leaves at nine.")]))
+    b.stop()
+    b.documents.clear()
+    b.start()
+    a.before["ResetQuality"] = lambda context: context.abort(grpc.StatusCode.UNAVAILABLE, "shutting down")
+    wait_for("b serves", lambda: client.stats().engine.details["router"]["b"]["serving"])
+    wait_for("b lacks it", lambda: client.stats().engine.details["router"]["b"]["behind"])
+    with pytest.raises(ServiceError, match="not reset on every engine; a: UNAVAILABLE: shutting down") as raised:
+        client.reset_quality()
+    assert raised.value.code == "UNAVAILABLE"
+    a.before.clear()
+    assert client.reset_quality().reason.count("too far off") == 2
+
+
+def test_an_engine_that_fell_behind_since_the_choice_is_not_asked(stub: Any, client: Client, engines: Engines) -> None:
+    def trade(asked: FakeEngine, other: FakeEngine) -> Callable[[Any], None]:
+        def leave(context: Any) -> None:
+            for engine in engines:
+                engine.before.clear()
+            other.stop()
+            ready(client, asked.name)
+            other.documents.clear()
+            other.start()
+            wait_for("it serves", lambda: client.stats().engine.details["router"][other.name]["behind"])
+            context.abort(grpc.StatusCode.UNAVAILABLE, "shutting down")
+
+        return leave
+
+    for engine, other in (engines, engines[::-1]):
+        engine.before["Answer"] = trade(engine, other)
+    with pytest.raises(grpc.RpcError, match="shutting down"):
+        list(stub.Answer(ASK))
+    assert sum(engine.asked("Answer") for engine in engines) == 1
+
+
+def test_a_question_longer_than_any_model_takes_goes_no_further(stub: Any, engines: Engines) -> None:
+    with pytest.raises(grpc.RpcError, match="at most 1048576 bytes") as raised:
+        list(stub.Answer(pb.AnswerRequest(question="x" * ((1 << 20) + 1))))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert not any(engine.asked(method) for engine in engines for method in ("Answer", "Retrieve"))
+
+
 def test_a_message_that_is_none_is_refused(client: Client) -> None:
     with grpc.insecure_channel(client.address) as channel:
         for method in ("Answer", "DeleteDocument"):
