@@ -13,12 +13,15 @@ from blend.errors import BlendError, InvalidConfig
 from blend_server.router import RouterConfig, flags
 from blend_server.router.server import Router
 
+_FAILED_SECONDS = 1.0
+"""How often the router is asked whether it has failed: a handler of signals cannot wait for two things."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``blend-router`` with ``argv`` (default: the process's arguments); returns the exit status.
 
-    Prints one line with the bound address once it listens. Status: 0 after a clean stop, 1 if it cannot start, 2 for a
-    wrong setting.
+    Prints one line with the bound address once it listens. Status: 0 after a clean stop, 1 if it cannot start or fails,
+    2 for a wrong setting.
     """
     arguments = flags.parser().parse_args(argv)
     logging.basicConfig(
@@ -48,8 +51,9 @@ def _serve(config: RouterConfig, ready_file: str | None) -> int:
             new = Path(f"{ready_file}.new")
             new.write_text(f"{router.address}\n", encoding="utf-8")
             new.replace(ready_file)
-        stopped.wait()
-    return 0
+        while not stopped.wait(_FAILED_SECONDS) and not router.failed.is_set():
+            pass
+    return 1 if router.failed.is_set() else 0
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,6 +19,7 @@ from blend.errors import Closed, InvalidConfig
 from blend_server import auth, lock, tls
 from blend_server.auth import DEFAULT_TENANT, Gate
 from blend_server.interceptors import InFlight
+from blend_server.operations.logs import stack_of, types_of
 from blend_server.router.calls import Edge
 from blend_server.router.choice import Chooser
 from blend_server.router.config import RouterConfig
@@ -35,6 +38,10 @@ class Router:
 
     Args:
         config: all settings.
+
+    Attributes:
+        failed: set when a task that it cannot do without has ended. Health says so by then, and all that is left is to
+            stop.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -44,6 +51,7 @@ class Router:
         self._stop = asyncio.Event()
         self._resources = ExitStack()
         self._port = 0
+        self.failed = threading.Event()
 
     @property
     def address(self) -> str:
@@ -136,16 +144,32 @@ class Router:
             port = _bind(server, config.address, credentials)
             await checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
             changed = asyncio.Event()
-            background = [asyncio.create_task(link.watch(lambda _: changed.set())) for link in links]
-            background += [asyncio.create_task(documents.tend()), asyncio.create_task(_tell(links, checks, changed))]
+            work: dict[str, Coroutine[Any, Any, None]] = {
+                f"watch-{link.name}": link.watch(lambda _: changed.set()) for link in links
+            }
+            work |= {"tend": documents.tend(), "tell": _tell(links, checks, changed)}
+            background = [asyncio.create_task(each, name=name) for name, each in work.items()]
             open_now.push_async_callback(_end, background)
             open_now.push_async_callback(server.stop, _GRACE_SECONDS)
             await server.start()
             started.set_result(port)
-            await self._stop.wait()
+            await self._told_to_stop(background, checks)
             await checks.enter_graceful_shutdown()
             drained = await in_flight.drain(config.drain_seconds)
         logger.info("event=stopped drained=%s", str(drained).lower())
+
+    async def _told_to_stop(self, background: list[asyncio.Task[None]], checks: health.aio.HealthServicer) -> None:
+        """Return once the router is to stop. Where one of its own tasks ends before, health says so."""
+        stop = asyncio.create_task(self._stop.wait())
+        ended, _ = await asyncio.wait([stop, *background], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended - {stop}:
+            error = task.exception()
+            why = "none" if error is None else f"{types_of(error)} stack={stack_of(error)}"
+            logger.error("event=failed task=%s error=%s", task.get_name(), why)
+            self.failed.set()
+        if self.failed.is_set():
+            await checks.enter_graceful_shutdown()
+        await stop
 
 
 async def _tell(links: list[Link], checks: health.aio.HealthServicer, changed: asyncio.Event) -> None:

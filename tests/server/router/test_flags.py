@@ -14,6 +14,9 @@ from blend.config import ResidencySource
 from blend.errors import InvalidConfig
 from blend_server.client import Client, Tls
 from blend_server.router import EngineAddress, RouterConfig, check, flags
+from blend_server.router.__main__ import main
+from blend_server.router.documents import Documents
+from blend_server.router.link import Link
 from blend_server.router.server import Router
 from tests.server.router.conftest import Engines, ready
 from tests.server.router.fakes import wait_for
@@ -58,6 +61,31 @@ def test_wrong_settings_are_named(arguments: list[str], said: str, capsys: pytes
     with pytest.raises((InvalidConfig, SystemExit)) as raised:
         settings(*arguments)
     assert said in str(raised.value) + capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Documents, "tend"), (Link, "watch")])
+def test_the_command_ends_when_a_task_of_its_own_does(
+    owner: type,
+    name: str,
+    engines: Engines,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("of a document")
+
+    monkeypatch.setattr(owner, name, broken)
+    handlers = [(each, signal.getsignal(each)) for each in (signal.SIGTERM, signal.SIGINT)]
+    command = ["--address", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")]
+    command += [part for engine in engines for part in ("--engine", f"{engine.name}={engine.address}")]
+    try:
+        assert main(command) == 1
+    finally:
+        for each, handler in handlers:
+            signal.signal(each, handler)
+    assert f"event=failed task={name}" in caplog.text
+    assert "of a document" not in caplog.text
 
 
 def test_the_command_serves_and_stops(engines: Engines, tmp_path: Path) -> None:
