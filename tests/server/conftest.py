@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from blend_server.server import BlendServer
 from tests.tiny import save_model
 
 MiB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def logs_go_where_they_went() -> Iterator[None]:
+    """What a test has the process log, and where to, is not so for the next one."""
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,7 @@ def test_health_and_reflection(tiny_server: BlendServer) -> None:
         "GetDocument",
         "DeleteDocument",
         "GetStats",
+        "ResetQuality",
     ]
 
 
