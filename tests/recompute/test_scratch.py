@@ -35,11 +35,17 @@ SHAPE: dict[str, Any] = dict(
 )
 
 
-def peak(call: Callable[[], object]) -> int:
-    """Most bytes at a time of what torch allocated on the CPU within ``call``, which canvases are not part of."""
+def peak(call: Callable[[], object], engine: Engine | None = None) -> int:
+    """Most bytes at a time of what torch allocated on the CPU within ``call``, which canvases are not part of.
+
+    Of one thread: this one, or an engine's own.
+    """
     gc.collect()  # what goes within the call, but was there before, would count as memory given back
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        call()
+    watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    there = engine._scheduler.call if engine is not None else lambda function: function()
+    there(watched.start)  # it watches the thread that it begins in
+    call()
+    there(watched.stop)
     events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -72,9 +78,9 @@ def peaks(engine: Engine, tokens: int) -> dict[str, int]:
     """What prefills of about so many tokens take beside the canvas, by how they are run."""
     whole, text = prompt(tokens), prompt(tokens, text=True)
     engine.precompute(tiny.chunks_of(whole))
-    found = {plan.method: peak(partial(engine.prefill, whole, plan)) for plan in PLANS}
+    found = {plan.method: peak(partial(engine.prefill, whole, plan), engine) for plan in PLANS}
     engine.forget(tiny.chunks_of(text)[-1:])
-    found["query, one chunk missing"] = peak(lambda: engine.prefill(text, Plan("query", 0.15)))
+    found["query, one chunk missing"] = peak(lambda: engine.prefill(text, Plan("query", 0.15)), engine)
     return found
 
 
@@ -91,7 +97,7 @@ def test_no_prefill_takes_more_than_was_planned_and_the_largest_not_much_less(en
 def test_the_memory_of_a_full_prefill_in_slices_does_not_follow_the_prompt(tmp_path: Path) -> None:
     with tiny.engine(tiny.save_model(tmp_path / "model", **SHAPE), tmp_path / "store", max_rows=ROWS) as engine:
         prompts = prompt(1000), prompt(4000)
-        short, long = (peak(partial(engine.prefill, made, Plan("full"))) for made in prompts)
+        short, long = (peak(partial(engine.prefill, made, Plan("full")), engine) for made in prompts)
         canvas = engine.stats().kv_bytes_per_token * (len(prompts[1]) - len(prompts[0]))
         assert long - short < 0.01 * canvas
 
