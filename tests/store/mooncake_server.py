@@ -72,6 +72,12 @@ def wait_for(what: str, condition: object, seconds: float = PATIENCE) -> None:
         sleep(0.02)
 
 
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Stop a process; returns once none of its threads runs any more."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+
 class Master:
     """A master; killed and started again at the same addresses on demand."""
 
@@ -129,7 +135,7 @@ class Owner:
 
     def stall(self) -> None:
         """Let it answer nothing, its connections open."""
-        self._process.send_signal(signal.SIGSTOP)
+        _stop(self._process)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -162,7 +168,7 @@ class Proxy:
         self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
 
     def stall(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        _stop(self._process)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
