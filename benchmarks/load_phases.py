@@ -15,6 +15,9 @@ from made_up import sentences
 
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
+_STORY = "Then tell the whole story."
+"""Asks for a long answer."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -63,15 +66,14 @@ def streams(server: Server, sizes: Sizes, method: str, figures: Figures) -> tupl
     asks = [Ask(question, 4, method, 16) for question in questions(sizes.streams, 38)]
     alone = figures.check("alone", drive(server.address, asks, Load(1, count=len(asks))))
     by_ask = {one.ask: one for one in alone}
+    rate = _full_rate(server, figures)
+    asked_long = [Ask(f"{ask.question} {_STORY}", 1, "reuse", sizes.decoded) for ask in asks]
+    long = drive(server.address, asked_long, Load(sizes.streams, count=sizes.streams))
+    decoded = _together(figures.check("decoding only", long), share=0.5)
     load = Load(sizes.streams, seconds=sizes.seconds)
     blended = figures.check("streams", drive(server.address, asks, load))
     full_asks = [Ask(ask.question, ask.k, "full", ask.tokens) for ask in asks]
     full = figures.check("streams, full", drive(server.address, full_asks, load))
-    rate = _full_rate(server, figures)
-    short = [Ask(ask.question, 1, "reuse", sizes.decoded) for ask in asks]
-    decoded = _together(
-        figures.check("decoding", drive(server.address, short, Load(sizes.streams, count=sizes.streams)))
-    )
     rows_s = sum(_rows_seconds(one.final(), rate) for one in blended) / len(blended)
     decode_s = (sum(len(one.stamps) for one in blended) / len(blended) - 1) / decoded.per_second
     per_second, full_per_second = _per_second(blended), _per_second(full)
@@ -116,7 +118,7 @@ def mostly_cached(server: Server, sizes: Sizes, method: str, figures: Figures) -
 def decoding(server: Server, sizes: Sizes, method: str, figures: Figures) -> None:
     """Tokens a second of many streams that decode, over those of one alone."""
     asked = questions(2 * sizes.decoding, 8, "long")
-    asks = [Ask(f"{question} Then tell the whole story.", 2, method, sizes.decoded) for question in asked]
+    asks = [Ask(f"{question} {_STORY}", 2, method, sizes.decoded) for question in asked]
     alone = figures.check("decoding alone", drive(server.address, asks, Load(1, count=len(asks))))
     longest = sorted(alone, key=lambda one: -len(one.stamps))[: sizes.decoding]
     one_rate = median((len(one.stamps) - 1) / (one.stamps[-1] - one.stamps[0]) for one in longest)
@@ -180,11 +182,14 @@ class Together:
     per_second: float
 
 
-def _together(seen: Sequence[Seen]) -> Together:
-    begin, end = max(one.stamps[0] for one in seen), min(one.stamps[-1] for one in seen)
-    if end <= begin:
+def _together(seen: Sequence[Seen], share: float = 1.0) -> Together:
+    """What came while streams decoded: all of them, or those, at least this share, that go on once all have begun."""
+    begin = max(one.stamps[0] for one in seen)
+    going = [one for one in seen if one.stamps[-1] > begin]
+    if len(going) < max(1, share * len(seen)):
         raise SystemExit("some streams had ended before others decoded: ask for more tokens (--decoded)")
-    tokens = sum(begin < stamp <= end for one in seen for stamp in one.stamps)
+    end = min(one.stamps[-1] for one in going)
+    tokens = sum(begin < stamp <= end for one in going for stamp in one.stamps)
     return Together(tokens, tokens / (end - begin))
 
 
