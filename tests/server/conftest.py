@@ -11,6 +11,7 @@ import pytest
 from blend.config import EngineConfig, RagConfig, ServerConfig, StoreConfig
 from blend_server.client import Client
 from blend_server.server import BlendServer
+from tests.server.faults import Served, Serving
 from tests.tiny import save_model
 
 MiB = 1 << 20
@@ -87,3 +88,17 @@ def default_server(default_model_dir: Path, tmp_path_factory: pytest.TempPathFac
     engine = EngineConfig(dtype="float32", store=settings.engine.store)
     with BlendServer(config(default_model_dir, settings.path, engine=engine)) as server:
         yield server
+
+
+@pytest.fixture
+def serving(tiny_model_dir: Path, tmp_path: Path) -> Iterator[Serving]:
+    """Starts commands of the tiny model on one data directory; whatever still runs is killed in the end."""
+    started: list[Served] = []
+
+    def start(*more: str) -> Served:
+        started.append(Served(tiny_model_dir, tmp_path / "data", tmp_path / "log", *more))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.kill()

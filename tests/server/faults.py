@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -111,6 +111,10 @@ class Served:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(30)
+
+
+Serving: TypeAlias = Callable[..., Served]
+"""Starts :class:`Served` with more flags."""
 
 
 def watch_engines(patch: pytest.MonkeyPatch) -> list[Engine]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import re
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
@@ -16,7 +14,7 @@ import pytest
 from blend.types import Answer, Plan
 from blend_server.client import Client, Document, Retries, ServiceError
 from blend_server.proto.blend.v1 import blend_pb2 as pb
-from tests.server.faults import Served
+from tests.server.faults import Served, Serving
 
 ROUNDS = 8
 DOCUMENTS = 24
@@ -57,23 +55,9 @@ class Told:
         return Document(name, text_of(number, version), f"Record {number}")
 
 
-@pytest.fixture
-def serving(tiny_model_dir: Path, tmp_path: Path) -> Iterator[object]:
-    """Starts servers on one data directory; whatever still runs is killed in the end."""
-    started: list[Served] = []
-
-    def start(*more: str) -> Served:
-        started.append(Served(tiny_model_dir, tmp_path / "data", tmp_path / "log", *more))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.kill()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_was_acknowledged_outlives_kills_at_random_moments(serving) -> None:  # type: ignore[no-untyped-def]
+def test_what_was_acknowledged_outlives_kills_at_random_moments(serving: Serving) -> None:
     rng = random.Random(11)
     told = Told()
     early = 0
@@ -102,7 +86,7 @@ def test_what_was_acknowledged_outlives_kills_at_random_moments(serving) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_documents_that_are_processed_again_outlive_kills(serving) -> None:  # type: ignore[no-untyped-def]
+def test_documents_that_are_processed_again_outlive_kills(serving: Serving) -> None:
     told = Told()
     server = serving()
     with Client(server.address) as client:

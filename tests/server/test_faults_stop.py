@@ -5,21 +5,19 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from blend.types import Answer, Plan
 from blend_server.client import Client, Document, Retries, ServiceError
 from blend_server.server import BlendServer
-from tests.server.faults import Served, wait_for
+from tests.server.faults import Serving, wait_for
 
 QUERY = Plan("query", 0.15)
 DOCUMENTS = 12
 GONE = {"UNAVAILABLE", "CANCELLED"}
-Serving = Callable[..., Served]
 
 
 def document(number: int, version: int) -> Document:
@@ -96,20 +94,6 @@ class Load:
         for thread in self.threads:
             thread.join(60)
             assert not thread.is_alive(), "a call hangs"
-
-
-@pytest.fixture
-def serving(tiny_model_dir: Path, tmp_path: Path) -> Iterator[Serving]:
-    """Starts servers on one data directory; whatever still runs is killed in the end."""
-    started: list[Served] = []
-
-    def start(*more: str) -> Served:
-        started.append(Served(tiny_model_dir, tmp_path / "data", tmp_path / "log", *more))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.kill()
 
 
 def check(address: str, load: Load, lost: bool) -> None:

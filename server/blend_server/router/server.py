@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from blend.errors import Closed, InvalidConfig
 from blend_server import auth, lock, tls
 from blend_server.auth import DEFAULT_TENANT, Gate
+from blend_server.hosting import GRACE_SECONDS, Hosted, Serve, Started, bind, new_server
 from blend_server.interceptors import InFlight
 from blend_server.operations.logs import stack_of, types_of
 from blend_server.router.calls import Edge
@@ -30,10 +28,8 @@ from blend_server.router.service import RouterService
 
 logger = logging.getLogger("blend_server.router")
 
-_GRACE_SECONDS = 1.0  # for what is on its way to callers when the last call has ended
 
-
-class Router:
+class Router(Hosted):
     """The router on an event loop in a thread of its own. Also a context manager, which starts and stops it.
 
     Args:
@@ -46,17 +42,7 @@ class Router:
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
-        self._resources = ExitStack()
-        self._port = 0
-        self.failed = threading.Event()
-
-    @property
-    def address(self) -> str:
-        """``host:port`` as bound; with port 0 in the settings only known after :meth:`start`."""
-        return f"{self.config.address.rpartition(':')[0]}:{self._port}"
+        super().__init__("blend-router", config.address)
 
     def start(self) -> int:
         """Open the journal, listen, and watch the engines; returns the bound port.
@@ -68,57 +54,21 @@ class Router:
             TierUnavailable: an address of residency events cannot be listened to.
             Closed: it was started before.
         """
-        if self._thread is not None:
-            raise Closed("a router starts once")
+        port = super().start()
+        names = ",".join(engine.name for engine in self.config.engines)
+        logger.info("event=started address=%s engines=%s", self.address, names)
+        return port
+
+    def _open(self, resources: ExitStack) -> Serve:
         config = self.config
-        with ExitStack() as resources:
-            gate = auth.gate(config.security.access_file)
-            credentials = tls.server_credentials(found) if (found := config.security.tls) is not None else None
-            resources.enter_context(lock.held(config.path))
-            names = [engine.name for engine in config.engines]
-            journal = Journal(config.path / "journal.sqlite", names, config.journal_bytes)
-            chooser = resources.enter_context(Chooser(config))
-            started: Future[int] = Future()
-            self._thread = threading.Thread(
-                target=self._run, args=(journal, chooser, gate, credentials, started), name="blend-router"
-            )
-            self._thread.start()
-            self._port = started.result()
-            self._resources = resources.pop_all()
-        logger.info("event=started address=%s engines=%s", self.address, ",".join(names))
-        return self._port
-
-    def stop(self) -> None:
-        """Stop serving: health says so, running calls get ``drain_seconds``, then everything is closed."""
-        if self._thread is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join()
-            self._loop = None
-        self._resources.close()
-
-    def __enter__(self) -> Router:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _run(
-        self,
-        journal: Journal,
-        chooser: Chooser,
-        gate: Gate,
-        credentials: grpc.ServerCredentials | None,
-        started: Future[int],
-    ) -> None:
-        try:
-            asyncio.run(self._serve(journal, chooser, gate, credentials, started))
-        except Exception as error:
-            if started.done():
-                raise
-            started.set_exception(error)
+        gate = auth.gate(config.security.access_file)
+        credentials = tls.server_credentials(found) if (found := config.security.tls) is not None else None
+        resources.enter_context(lock.held(config.path))
+        journal = Journal(
+            config.path / "journal.sqlite", [engine.name for engine in config.engines], config.journal_bytes
+        )
+        chooser = resources.enter_context(Chooser(config))
+        return partial(self._serve, journal, chooser, gate, credentials)
 
     async def _serve(
         self,
@@ -126,9 +76,8 @@ class Router:
         chooser: Chooser,
         gate: Gate,
         credentials: grpc.ServerCredentials | None,
-        started: Future[int],
+        started: Started,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
         config, in_flight, checks = self.config, InFlight(), health.aio.HealthServicer()
         async with AsyncExitStack() as open_now:
             open_now.push_async_callback(gate.close)
@@ -137,11 +86,11 @@ class Router:
                 open_now.push_async_callback(link.close)
             documents = Documents(links, journal, () if gate.many else (DEFAULT_TENANT,))
             open_now.push_async_callback(documents.close)
-            server = _server(config.max_message_bytes)
+            server = new_server(config.max_message_bytes)
             server.add_generic_rpc_handlers((RouterService(documents, chooser, Edge(gate, in_flight)).handler(),))
             health_pb2_grpc.add_HealthServicer_to_server(checks, server)
             reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-            port = _bind(server, config.address, credentials)
+            port = bind(server, config.address, credentials)
             await checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
             changed = asyncio.Event()
             work: dict[str, Coroutine[Any, Any, None]] = {
@@ -150,9 +99,9 @@ class Router:
             work |= {"tend": documents.tend(), "tell": _tell(links, checks, changed)}
             background = [asyncio.create_task(each, name=name) for name, each in work.items()]
             open_now.push_async_callback(_end, background)
-            open_now.push_async_callback(server.stop, _GRACE_SECONDS)
+            open_now.push_async_callback(server.stop, GRACE_SECONDS)
             await server.start()
-            started.set_result(port)
+            started(port)
             await self._told_to_stop(background, checks)
             await checks.enter_graceful_shutdown()
             drained = await in_flight.drain(config.drain_seconds)
@@ -185,32 +134,3 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _server(max_message_bytes: int) -> grpc.aio.Server:
-    return grpc.aio.server(
-        options=[
-            ("grpc.max_send_message_length", max_message_bytes),
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.so_reuseport", 0),  # a second router on the same port is a mistake
-            ("grpc.keepalive_time_ms", 60_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
-            ("grpc.max_concurrent_streams", 1024),
-            ("grpc.server_handshake_timeout_ms", 10_000),
-        ],
-    )
-
-
-def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
-    allowed = "an address of this machine with a free port (port 0 takes any)"
-    try:
-        if credentials is None:
-            port = int(server.add_insecure_port(address))
-        else:
-            port = int(server.add_secure_port(address, credentials))
-    except RuntimeError as error:
-        raise InvalidConfig("address", address, allowed) from error
-    if port == 0:
-        raise InvalidConfig("address", address, allowed)
-    return port
