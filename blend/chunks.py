@@ -95,6 +95,19 @@ class ChunkCache:
         """Return whether the plain variant seems to be stored. A hint: only a load knows."""
         return self.store.contains(ObjectKey(self.key(chunk, tenant), "plain"))
 
+    def behind(self, chunk: Chunk, tenant: str) -> tuple[str, ...]:
+        """Return the content keys that the stored conditioned variant was encoded behind, in order; ``()`` without one.
+
+        A hint, from a header alone: a tier that fails, or that tells no header without a look-up, counts as one that
+        has none.
+        """
+        try:
+            found = self.store.resolve(self.key(chunk, tenant), "conditioned")
+        except StoreError:  # the store has counted it
+            return ()
+        headers = self.store.headers([found]) if found is not None else iter(())
+        return next((h.neighbours for h in headers if not self._mismatch(h, chunk, tenant)), ())
+
     def known(self, most: int) -> list[tuple[bytes, tuple[int, ...]]]:
         """Return namespace digest and token ids of this model's chunks that the store can tell of, all tenants'.
 

@@ -170,6 +170,14 @@ class Engine:
         """Return those chunks that do not seem to be stored. A hint: only a request knows."""
         return [c for c in chunks if not self._chunks.has(c, namespace)]
 
+    def behind(self, chunk: Chunk, *, namespace: str = DEFAULT_NAMESPACE) -> tuple[str, ...]:
+        """Return the content keys that the stored ``conditioned`` variant of a chunk was encoded behind, in order.
+
+        ``()`` where none is stored. A hint, cheap to ask for: a tier that fails or cannot tell counts as one that has
+        none.
+        """
+        return self._chunks.behind(chunk, namespace)
+
     def forget(self, chunks: Iterable[Chunk], *, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Remove chunks from every tier, and whatever was encoded behind them; returns how many objects went.
 
