@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Literal
 
 import torch
 
-from blend.errors import InvalidInput, InvalidPrompt, ObjectCorrupt, PromptTooLong, StoreError
+from blend.encoding import Encoder, sensitivity, with_sensitivity
+from blend.errors import Closed, InvalidInput, ObjectCorrupt, ResourceExhausted, StoreError
 from blend.filling import Filling, Lost, Place
 from blend.helper import Helper
 from blend.model.decoder import Decoder
-from blend.recompute import passes
 from blend.recompute.planner import PrefillSpeed
 from blend.store import (
     Header,
@@ -25,8 +28,10 @@ from blend.store import (
     content_key,
     new_generation,
 )
-from blend.store.key import model_of
+from blend.store.key import PLAIN, model_of
 from blend.types import Chunk, Prompt, Variant
+
+_log = logging.getLogger(__name__)
 
 Which = Literal["none", "exact", "all"]
 
@@ -70,8 +75,7 @@ class ChunkCache:
         self.store = store
         self._fingerprint = fingerprint
         self._secret = secret
-        self._speed = speed
-        self._max_rows = max_rows
+        self._encoder = Encoder(decoder, sink, speed, max_rows)
         self._generation = new_generation()
         self._helper = Helper("placing")
         self._writes: dict[ObjectKey, _Write] = {}
@@ -128,10 +132,14 @@ class ChunkCache:
     def encode(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk] = ()) -> tuple[Stored | None, bool]:
         """Compute a chunk's KV behind the sink (and behind related chunks) and give it to the store.
 
+        What is encoded behind related chunks is stored with its sensitivity, and then takes the place of any other
+        conditioned variant of the chunk.
+
         Returns the three events of the write, and whether anything was computed: not when that variant is stored
         already (``None``) or on its way there, on every shard. To be called by one thread at a time.
 
         Raises:
+            InvalidPrompt: a token id that the model has not got.
             PromptTooLong: the sink, the related chunks and the chunk exceed the model's context.
         """
         key = self.key(chunk, tenant)
@@ -142,9 +150,8 @@ class ChunkCache:
         held = under_way is not None or self.store.contains(object_key)
         if all(self.decoder.shards.everywhere([held])):
             return None if under_way is None else under_way.events, False
-        before = self.sink + tuple(t for other in behind for t in other.token_ids)
-        self._check(chunk, len(before))
-        payload = self._compute(before, chunk)
+        payload = self._encoder.kv(chunk, behind)
+        moved = self._moved(payload, chunk, tenant) if behind else None
         if held:  # computed for a shard that had not got it
             return None if under_way is None else under_way.events, True
         header = Header(
@@ -155,32 +162,62 @@ class ChunkCache:
             kv_heads=self.decoder.kv_heads,
             head_dim=self.decoder.head_dim,
             dtype=self._dtype,
-            position=len(before),
+            position=len(self.sink) + sum(map(len, behind)),
             neighbours=neighbours,
             generation=self._generation,
         )
+        if moved is not None:
+            header = with_sensitivity(header, moved)
         raw = memoryview(payload.view(torch.uint8).numpy()).cast("B")
         events = self.store.put_async(header.sealed(raw), raw)
         self._writes[object_key] = _Write(events, neighbours)
+        if neighbours:
+            self._supersede(object_key, events)
         return events, True
 
-    def _check(self, chunk: Chunk, before: int) -> None:
-        if before + len(chunk) > self.decoder.max_positions:
-            raise PromptTooLong(before + len(chunk), self.decoder.max_positions, "chunk")
-        if max(chunk.token_ids) >= self.decoder.vocab_size:
-            raise InvalidPrompt("chunk", max(chunk.token_ids), f"token ids below {self.decoder.vocab_size}")
+    def _moved(self, kv: torch.Tensor, chunk: Chunk, tenant: str) -> torch.Tensor:
+        """Return the sensitivity ``[L, T]`` of a chunk whose KV ``[L, 2, KVH, T, D]`` was computed behind others.
 
-    def _compute(self, before: tuple[int, ...], chunk: Chunk) -> torch.Tensor:
-        """Return the chunk's KV ``[L, 2, KVH, T, D]`` on the CPU, contiguous."""
-        device = self.decoder.device
-        ids = torch.tensor(before + chunk.token_ids, device=device)
-        canvas = self.decoder.new_canvas(len(ids))
-        begin = perf_counter()
-        passes.everything(self.decoder, canvas, ids, self._max_rows)
-        passes.synchronize(device)
-        self._speed.saw(self._speed.flops(range(len(ids))), (perf_counter() - begin) * 1e3)
-        kept = slice(len(before), None)
-        return torch.stack((canvas.k[:, :, kept], canvas.v[:, :, kept]), dim=1).contiguous().cpu()
+        Its plain variant is read where every shard has it; otherwise all of them compute it.
+        """
+        plain = self._plain(chunk, tenant)
+        there = all(self.decoder.shards.everywhere([plain is not None]))
+        return sensitivity(kv, plain if plain is not None and there else self._encoder.kv(chunk))
+
+    def _plain(self, chunk: Chunk, tenant: str) -> torch.Tensor | None:
+        """Return the KV ``[L, 2, KVH, T, D]`` of a chunk's plain variant, if it is stored."""
+        try:
+            lease = self.store.get(ObjectKey(self.key(chunk, tenant), PLAIN))
+            if lease is None:
+                return None
+            with lease:
+                if self._mismatch(lease.header, chunk, tenant):
+                    return None
+                raw, (layers, heads, tokens, dim) = lease.payload(), lease.header.shape
+        except (StoreError, ResourceExhausted):  # the store has counted it, and it can be computed
+            return None
+        return torch.frombuffer(raw, dtype=self.decoder.dtype).view(layers, 2, heads, tokens, dim)
+
+    def _supersede(self, key: ObjectKey, events: Stored) -> None:
+        """Once a conditioned variant is stored, remove the chunk's others: a look-up is to have one to choose."""
+        others = [k for k in self._writes if k.content == key.content and k.conditioned and k != key]
+        readable = events.readable.exception() is None  # it has been tried by now
+        stored = events.readable if readable else events.durable
+        stored.add_done_callback(partial(self._retire, key, others))
+        if readable:
+            for k in others:
+                del self._writes[k]
+
+    def _retire(self, key: ObjectKey, others: Iterable[ObjectKey], stored: Future[bool]) -> None:
+        """Remove ``others``, and all that are known, for ``key`` if that was stored."""
+        try:
+            if stored.exception() is None and self.store.contains(key):
+                known = (ObjectKey(key.content, name) for name in self.store.recall(key.content))
+                for k in {*others, *known}:
+                    if k.conditioned and k != key:
+                        self.store.remove(k)
+        except (StoreError, Closed) as error:
+            _log.warning("another variant of %s may still be stored: %s", key, str(error))
 
     def find(self, prompt: Prompt, tenant: str, variant: Variant, which: Which, lost: Lost) -> Filling:
         """Look up the prompt's chunks and begin to load them: all, those that are exact where they stand, or none.

@@ -152,6 +152,10 @@ class Engine:
     ) -> list[str]:
         """Encode chunks that are not stored yet and store them; returns their content keys.
 
+        A chunk has one ``conditioned`` variant: once another is stored, the one before is removed, and requests that
+        hold it go on reading it. With it goes, for selectors, how far each of its tokens' values moved from those of
+        the plain variant, which is computed for that where it is not stored.
+
         Args:
             behind: for each chunk the related chunks that it is encoded behind (its ``conditioned`` variant).
             namespace: whose chunks these are.

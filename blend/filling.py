@@ -76,7 +76,8 @@ class Loaded:
     """What a load puts on the canvas.
 
     ``chunks`` are the spans that hold KV, ``exact`` those of them whose KV needs no repair, ``missing`` the
-    spans of chunks that hold none. Times are in milliseconds; ``fetch_ms`` is what was waited for bytes. ``phases``
+    spans of chunks that hold none. ``sensitivities`` has for each of ``chunks`` that of its tokens, ``[L, T]`` float16
+    on the CPU, where it is stored. Times are in milliseconds; ``fetch_ms`` is what was waited for bytes. ``phases``
     are the same times in detail.
     """
 
@@ -84,6 +85,7 @@ class Loaded:
     chunks: list[tuple[int, int]] = field(default_factory=list)
     exact: list[tuple[int, int]] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
+    sensitivities: list[torch.Tensor | None] = field(default_factory=list)
     lookup_ms: float = 0.0
     fetch_ms: float = 0.0
     rotate_ms: float = 0.0
@@ -93,7 +95,7 @@ class Loaded:
         """Return what this load comes to when all of it is computed after all: every chunk is a span without KV."""
         reports = [replace(r, outcome="unused", nbytes=0) if r.outcome == "hit" else r for r in self.reports]
         spans = [(r.start, r.start + r.tokens) for r in self.reports]
-        return replace(self, reports=reports, chunks=[], exact=[], missing=spans)
+        return replace(self, reports=reports, chunks=[], exact=[], missing=spans, sensitivities=[])
 
 
 class _Source:
@@ -212,8 +214,11 @@ class Filling:
         self._loads.begin()  # what has failed since, or does not count if it is late, is dropped
         loaded, seen = self._loaded, set[ObjectKey]()
         found = [self._report(place) for place in self._places]
-        everywhere = self._shards.everywhere([report.outcome == "hit" for report in found])
-        for place, report, held in zip(self._places, found, everywhere, strict=True):
+        hits = [report.outcome == "hit" for report in found]
+        known = [self._sensitivity(place) if hit else None for place, hit in zip(self._places, hits, strict=True)]
+        agreed = self._shards.everywhere([*hits, *(own is not None for own in known)])
+        everywhere, told = agreed[: len(hits)], agreed[len(hits) :]
+        for place, report, held, own, all_know in zip(self._places, found, everywhere, known, told, strict=True):
             if report.outcome == "hit" and not held:
                 report = ChunkReport(place.key, place.start, len(place.part), "miss", reason=ELSEWHERE)
             repeated = place.wanted in seen
@@ -226,6 +231,7 @@ class Filling:
             span = (place.start, min(place.end, self._last))
             if span[0] < span[1]:
                 loaded.chunks.append(span)
+                loaded.sensitivities.append(own[..., : span[1] - span[0]] if own is not None and all_know else None)
                 if place.exact and report.variant == "plain":
                     loaded.exact.append(span)
         return loaded
@@ -245,6 +251,15 @@ class Filling:
         if fault := self._faults.get(wanted):
             return replace(report, outcome="failed", reason=fault)
         return replace(report, outcome="hit", variant=wanted.variant, nbytes=lease.header.payload_nbytes)
+
+    def _sensitivity(self, place: Place) -> torch.Tensor | None:
+        """Return that of the tokens to be placed, ``[L, T]``, if it is stored with the chunk."""
+        assert place.wanted is not None
+        header = self._loads[place.wanted].header
+        if not header.sensitivity:
+            return None
+        whole = torch.frombuffer(header.sensitivity, dtype=torch.float16).view(header.sensitivity_shape)
+        return whole[..., place.part.first : place.part.end]
 
     def onto(self, canvas: Canvas) -> None:
         """Have the canvas filled, each layer when it is first needed. Then a pass may raise :class:`ChunkLost`."""

@@ -339,7 +339,21 @@ def describe(
         text=text,
         question=question,
         max_rows=max_rows,
+        sensitivity=_sensitivity(loaded, length, token_ids.device),
     )
+
+
+def _sensitivity(loaded: Loaded, length: int, device: torch.device) -> torch.Tensor | None:
+    """Return ``[L, N]`` float32 over a prompt of ``length`` tokens; ``None`` where no loaded chunk has any."""
+    known = [own for own in loaded.sensitivities if own is not None]
+    if not known:
+        return None
+    total = torch.stack([own.sum(dim=1, dtype=torch.float32) for own in known]).sum(dim=0)
+    mean = total / sum(own.shape[1] for own in known)
+    whole = torch.zeros(len(mean), length)
+    for (start, end), own in zip(loaded.chunks, loaded.sensitivities, strict=True):
+        whole[:, start:end] = mean[:, None] if own is None else own
+    return whole.to(device)
 
 
 def _which(method: str) -> Which:

@@ -1,8 +1,8 @@
 """How much memory a prefill takes: the canvas, and on top of it one layer of fresh activations, slice by slice.
 
 What follows the prompt's length is small beside the canvas: masks, one layer of chunks on their way to a device, the
-scores of a selector. Everything else is bounded by the rows of one slice. The numbers are upper bounds, near the truth:
-``tests/recompute/test_scratch.py`` holds them against what torch allocates.
+scores of a selector, the sensitivity of its tokens. Everything else is bounded by the rows of one slice. The numbers
+are upper bounds, near the truth: ``tests/recompute/test_scratch.py`` holds them against what torch allocates.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Need:
 
     Attributes:
         canvas: KV of all layers and positions.
-        prompt: token ids, positions and masks over them.
+        prompt: token ids, positions, masks over them, and their sensitivity.
         activations: of one slice of rows in one layer.
         masks: what attention keeps of them from layer to layer.
         attention: scores, partial results and the like of one layer's attention.
@@ -160,7 +160,7 @@ class Scratch:
         masks, attention = self._attention(tokens, slice_)
         return Need(
             canvas=shapes.layers * layer * size,
-            prompt=tokens * _PER_TOKEN,
+            prompt=tokens * (_PER_TOKEN + shapes.layers * _SINGLE),
             activations=self._activations(slice_),
             masks=masks,
             attention=attention,

@@ -27,7 +27,7 @@ from blend.store.terms import DEFAULT_TERMS, Terms
 _log = logging.getLogger(__name__)
 _PIECE_NBYTES = 2 << 20
 """What is read at once, and then verified while it is in a cache; a second thread takes the next one meanwhile."""
-_HEAD_NBYTES = 1 << 14
+_HEAD_NBYTES = 1 << 16
 """What is read ahead of an object before its header is known: more than any header of a usual chunk."""
 
 

@@ -14,16 +14,19 @@
        101      16  dtype name, ASCII, zero-padded
        117      24  layers, kv_heads, tokens, head_dim, position, neighbours (4 bytes each)
        141       8  payload length
-       149          token ids (4 bytes each), neighbours' content keys (20 bytes each), one xxh3_64 a layer
-                    (8 bytes each), zeros up to the header length
+       149       4  sensitivity length
+       153          token ids (4 bytes each), neighbours' content keys (20 bytes each), one xxh3_64 a layer
+                    (8 bytes each), sensitivity (float16, ``[layers, tokens]``, or nothing), zeros up to the header
+                    length
 
-All numbers are unsigned and little-endian. A layer is ``[2, kv_heads, tokens, head_dim]``, K before V, so that layer
-``l`` is one ranged read and the whole payload one sequential read. Bytes that come from a tier are untrusted: sizes
-are capped and bounds are checked before use.
+All numbers are little-endian, and unsigned but for those of the sensitivity. A layer is ``[2, kv_heads, tokens,
+head_dim]``, K before V, so that layer ``l`` is one ranged read and the whole payload one sequential read. Bytes that
+come from a tier are untrusted: sizes are capped and bounds are checked before use.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -37,7 +40,7 @@ from blend.store.buffers import Buffer, flat
 from blend.store.key import CONTENT_NBYTES, PLAIN, ObjectKey, conditioned_variant
 
 MAGIC = b"\x89blendKV"
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Version of the object layout and of content keys; KV of one version is never read as another's."""
 ALIGNMENT = 4096
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -49,8 +52,10 @@ MAX_PAYLOAD_NBYTES = 1 << 40
 MAX_HEADER_NBYTES = 8 << 20
 
 _PREFIX = struct.Struct("<8sIIQ")
-_FIXED = struct.Struct("<8sIIQ32s16s20sB8s16sIIIIIIQ")
+_FIXED = struct.Struct("<8sIIQ32s16s20sB8s16sIIIIIIQI")
 _CHECKSUM = slice(16, 24)
+_INFINITY = 0x7C00
+"""Bits of a float16: those of all finite numbers without a sign are below."""
 
 
 def new_generation() -> bytes:
@@ -78,6 +83,8 @@ class Header:
         position: where the chunk's first token stood when its KV was computed.
         neighbours: content keys that a conditioned variant was computed behind, in order; none for ``plain``.
         checksums: one :func:`checksum` a layer; none until :meth:`sealed` has worked them out.
+        sensitivity: how much what stands before a token changes its values: float16, little-endian, of
+            :attr:`sensitivity_shape`, finite and not negative; or nothing, where that is not known.
 
     Raises:
         InvalidInput: a value is out of range, or two of them disagree.
@@ -94,6 +101,7 @@ class Header:
     position: int = 0
     neighbours: tuple[str, ...] = ()
     checksums: tuple[int, ...] = field(default=(), repr=False)
+    sensitivity: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, ObjectKey):
@@ -115,6 +123,19 @@ class Header:
         if len(self.checksums) not in (0, self.layers):
             raise InvalidInput("checksums", f"{len(self.checksums)} checksums", f"{self.layers}, one a layer")
         _check_integers("checksums", self.checksums, 0, 0xFFFFFFFFFFFFFFFF)
+        self._check_sensitivity()
+
+    def _check_sensitivity(self) -> None:
+        _check_bytes("sensitivity", self.sensitivity, 2 * math.prod(self.sensitivity_shape) if self.sensitivity else 0)
+        if not self.sensitivity:
+            return
+        if self.header_nbytes > MAX_HEADER_NBYTES:
+            allowed = f"what leaves the header {MAX_HEADER_NBYTES} bytes at most"
+            raise InvalidInput("sensitivity", f"{len(self.sensitivity)} bytes", allowed)
+        bits = np.frombuffer(self.sensitivity, "<u2")
+        if bits.max() >= _INFINITY:
+            wrong = np.frombuffer(self.sensitivity, "<f2")[bits.argmax()]
+            raise InvalidInput("sensitivity", float(wrong), "finite numbers, 0 or more")
 
     def sealed(self, payload: Buffer) -> Header:
         """Return this header with the checksums of ``payload``, ``[layers, 2, kv_heads, tokens, head_dim]`` as bytes.
@@ -136,6 +157,11 @@ class Header:
         return self.layers, self.kv_heads, self.tokens, self.head_dim
 
     @property
+    def sensitivity_shape(self) -> tuple[int, int]:
+        """``(layers, tokens)``: the shape of the sensitivity, where there is one."""
+        return self.layers, self.tokens
+
+    @property
     def layer_nbytes(self) -> int:
         """Bytes of one layer, ``[2, kv_heads, tokens, head_dim]``."""
         return 2 * self.kv_heads * self.tokens * self.head_dim * ITEMSIZE[self.dtype]
@@ -149,6 +175,7 @@ class Header:
     def header_nbytes(self) -> int:
         """Bytes before the payload, a multiple of 4096."""
         used = _FIXED.size + 4 * self.tokens + CONTENT_NBYTES * len(self.neighbours) + 8 * self.layers
+        used += len(self.sensitivity)
         return -(-used // ALIGNMENT) * ALIGNMENT
 
     @property
@@ -239,10 +266,11 @@ def encode(header: Header) -> bytes:
         header.position,
         len(header.neighbours),
         header.payload_nbytes,
+        len(header.sensitivity),
     )
     tail = struct.pack(f"<{header.tokens}I", *header.token_ids)
     tail += b"".join(bytes.fromhex(neighbour) for neighbour in header.neighbours)
-    tail += struct.pack(f"<{header.layers}Q", *header.checksums)
+    tail += struct.pack(f"<{header.layers}Q", *header.checksums) + header.sensitivity
     raw[_FIXED.size : _FIXED.size + len(tail)] = tail
     raw[_CHECKSUM] = struct.pack("<Q", _header_checksum(memoryview(raw)))
     return bytes(raw)
@@ -281,15 +309,17 @@ def decode(data: Buffer) -> Header:
     (_, _, _, stored, namespace, generation, content, kind, digest, dtype, *numbers) = _FIXED.unpack_from(view)
     if stored != _header_checksum(view):
         raise ObjectCorrupt(f"header checksum: stored {stored:#018x}, computed {_header_checksum(view):#018x}")
-    layers, kv_heads, tokens, head_dim, position, count, payload_nbytes = numbers
+    layers, kv_heads, tokens, head_dim, position, count, payload_nbytes, sensitivity_nbytes = numbers
     if kind not in (0, 1) or (kind == 0 and digest != bytes(8)):
         raise ObjectCorrupt(f"variant: kind {kind}, expected 0 (plain) or 1 (conditioned)")
     neighbours_at = _FIXED.size + 4 * tokens
     checksums_at = neighbours_at + CONTENT_NBYTES * count
-    end = checksums_at + 8 * layers
+    sensitivity_at = checksums_at + 8 * layers
+    end = sensitivity_at + sensitivity_nbytes
     if -(-end // ALIGNMENT) * ALIGNMENT != length:
         raise ObjectCorrupt(
-            f"header length: {length} does not fit {tokens} tokens, {count} neighbours, {layers} layers"
+            f"header length: {length} does not fit {tokens} tokens, {count} neighbours, {layers} layers, and"
+            f" {sensitivity_nbytes} bytes of sensitivity"
         )
     keys = [bytes(view[at : at + CONTENT_NBYTES]).hex() for at in range(neighbours_at, checksums_at, CONTENT_NBYTES)]
     try:
@@ -305,6 +335,7 @@ def decode(data: Buffer) -> Header:
             position=position,
             neighbours=tuple(keys),
             generation=generation,
+            sensitivity=bytes(view[sensitivity_at:end]),
         )
     except InvalidInput as error:
         raise ObjectCorrupt(str(error)) from error

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from blend import Engine, Plan, Prompt, filling
 from blend.model.shards import Shards
+from blend.recompute.select import Blend
+from blend.recompute.select.query import Query
 from tests import tiny
 
 
@@ -115,7 +118,8 @@ def test_a_chunk_that_is_lost_here_is_told_to_all(
     monkeypatch.setattr(filling._Source, "layer", layer)
     others.lacks = told_of
     got = engine.prefill(prompt, Plan("query", ratio=0.3))
-    assert told[:2] == [[True, True, True], [True, False, True]]
+    # Of each chunk whether it is there, and whether its sensitivity is; then of each whether its first layer is.
+    assert told[:2] == [[True, True, True, False, False, False], [True, False, True]]
     assert "cable" in got.report.chunks[1].reason
 
 
@@ -127,6 +131,54 @@ def test_a_chunk_that_one_lacks_is_encoded_again_by_all(engine: Engine, others: 
     assert encode(chunk, "default") == (None, False)
     others.lacks = lambda meeting, flags: [0]
     assert encode(chunk, "default") == (None, True)
+
+
+def test_a_sensitivity_that_one_lacks_is_used_by_none(
+    engine: Engine, others: Others, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = tiny.chunks_of(prompt)
+    engine.precompute([second, third], behind=[(first,), (first,)])
+    seen: list[torch.Tensor | None] = []
+    scores = Query.scores
+
+    def watched(selector: Query, blend: Blend) -> torch.Tensor:
+        seen.append(blend.sensitivity)
+        return scores(selector, blend)
+
+    monkeypatch.setattr(Query, "scores", watched)
+    plan, before = Plan("query", ratio=0.3), others.meetings
+    others.lacks = lambda meeting, flags: [4] if meeting == before + 1 else []  # the second chunk's
+    engine.prefill(prompt, plan)
+    others.lacks = lambda meeting, flags: [4, 5] if len(flags) == 6 else []
+    engine.prefill(prompt, plan)
+    some, none = seen
+    assert none is None
+    assert some is not None
+    at, length = len(prompt.segments[0]) + len(first), len(second)
+    own = some[:, at + length : at + length + len(third)]
+    assert float(own.std()) > 0
+    torch.testing.assert_close(some[:, at : at + length], own.mean(dim=1, keepdim=True).expand(-1, length))
+
+
+def test_a_plain_variant_that_one_lacks_is_computed_by_all(
+    engine: Engine, others: Others, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *_ = tiny.chunks_of(prompt)
+    engine.precompute([second])
+    assert engine.store.wait_idle(30)
+    passes: list[int] = []
+    forward = engine.decoder.forward
+
+    def counted(rows: Any, **options: Any) -> Any:
+        passes.append(len(rows[0]))
+        return forward(rows, **options)
+
+    monkeypatch.setattr(engine.decoder, "forward", counted)
+    before = others.meetings
+    others.lacks = lambda meeting, flags: [0] if meeting == before + 2 else []
+    engine.precompute([second], behind=[(first,)])
+    sink = len(engine.sink)
+    assert passes == [sink + len(first) + len(second), sink + len(second)]
 
 
 def test_one_alone_agrees_with_itself() -> None:

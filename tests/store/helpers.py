@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import random
+import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from blend.store import FileIO, Header, Namespace, ObjectKey, Tier, conditioned_variant, content_key
@@ -22,8 +24,9 @@ def make(
     layers: int = 3,
     head_dim: int = 4,
     namespace: Namespace = NAMESPACE,
+    sensitive: bool = False,
 ) -> tuple[Header, bytes]:
-    """Return an object of its own for every seed: its header, sealed, and its payload."""
+    """Return an object of its own for every seed: its header, sealed, and its payload; with a sensitivity or not."""
     rng = random.Random(seed)
     token_ids = (seed, *(rng.randrange(50_000) for _ in range(tokens - 1)))
     content = content_key(namespace, token_ids)
@@ -40,6 +43,9 @@ def make(
         neighbours=tuple(neighbours),
     )
     payload = rng.randbytes(header.payload_nbytes)
+    if sensitive:
+        sensitivity = b"".join(struct.pack("<e", rng.random()) for _ in range(layers * tokens))
+        header = replace(header, sensitivity=sensitivity)
     return header.sealed(payload), payload
 
 

@@ -381,6 +381,21 @@ def test_variants_of_a_content_key(tier: Tier) -> None:
     tier.check_integrity()
 
 
+def test_a_sensitivity_comes_back_with_the_header(make_tier: MakeTier) -> None:
+    header, payload = make(1, tokens=1500, neighbours=["5" * 40], sensitive=True)
+    assert header.header_nbytes > 12288
+    tier = make_tier(4 * header.object_nbytes)
+    assert tier.put(header, payload)
+    for _ in range(2):
+        lease = tier.get(header.key)
+        assert lease is not None
+        with lease:
+            assert lease.header == header
+            assert bytes(lease.payload()) == payload
+    assert all(found == header for found in tier.headers([header.key]))
+    tier.check_integrity()
+
+
 def test_headers_are_told_without_a_use(make_tier: MakeTier) -> None:
     tier = make_tier(3 * OBJECT_NBYTES)
     (first, _), (second, _), (third, _), (absent, _) = objects = [make(seed) for seed in range(4)]

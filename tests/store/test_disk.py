@@ -273,7 +273,7 @@ def test_no_flipped_bit_of_a_file_is_ever_handed_out(tmp_path: Path, data: st.Da
     raw = bytearray(path.read_bytes())
     region = data.draw(
         st.sampled_from(
-            [(0, 149), (149, 250), (250, 4096)] + [(o, o + n) for o, n in map(header.layer_range, range(3))]
+            [(0, 153), (153, 250), (250, 4096)] + [(o, o + n) for o, n in map(header.layer_range, range(3))]
         )
     )
     at = data.draw(st.integers(region[0], region[1] - 1))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blend.errors import InvalidInput, ObjectCorrupt
 from blend.store import Header, ObjectKey, checksum, conditioned_variant, decode, encode, new_generation
-from blend.store.layout import peek
+from blend.store.layout import MAX_HEADER_NBYTES, peek
 from tests.store.helpers import make
 
 contents = st.binary(min_size=20, max_size=20).map(bytes.hex)
@@ -23,6 +23,7 @@ def headers(draw: st.DrawFn) -> Header:
     token_ids = tuple(draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=2000)))
     neighbours = tuple(draw(st.lists(contents, max_size=4)))
     layers = draw(st.integers(1, 70))
+    sensitivity = np.random.default_rng(layers).lognormal(size=(layers, len(token_ids))).astype("<f2").tobytes()
     return Header(
         key=ObjectKey(draw(contents), conditioned_variant(neighbours) if neighbours else "plain"),
         namespace=draw(st.binary(min_size=32, max_size=32)),
@@ -35,6 +36,7 @@ def headers(draw: st.DrawFn) -> Header:
         position=draw(st.integers(0, 2**32 - 1)),
         neighbours=neighbours,
         checksums=tuple(draw(st.lists(st.integers(0, 2**64 - 1), min_size=layers, max_size=layers))),
+        sensitivity=draw(st.sampled_from([b"", sensitivity])),
     )
 
 
@@ -66,10 +68,11 @@ def test_layers_follow_each_other_to_the_end(header: Header) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_flipped_bit_of_a_header_goes_unnoticed(data: st.DataObject) -> None:
-    header, _ = make(7, neighbours=["5" * 40] if data.draw(st.booleans()) else [], tokens=9)
+    neighbours = ["5" * 40] if data.draw(st.booleans()) else []
+    header, _ = make(7, neighbours=neighbours, tokens=9, sensitive=data.draw(st.booleans()))
     raw = bytearray(encode(header))
     # The fields crowd at the front; the rest is padding.
-    at = data.draw(st.one_of(st.integers(0, 260), st.integers(0, len(raw) - 1)))
+    at = data.draw(st.one_of(st.integers(0, 300), st.integers(0, len(raw) - 1)))
     raw[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ObjectCorrupt):
         decode(raw)
@@ -104,18 +107,66 @@ def test_any_bytes_are_refused(raw: bytes) -> None:
         (129, "I", 1 << 20, "head_dim"),
         (137, "I", 1 << 31, "header length"),
         (141, "Q", 1 << 63, "payload length"),
+        (149, "I", 1, "sensitivity"),
+        (149, "I", 28, "sensitivity"),
+        (149, "I", 1 << 31, "header length"),
+        (149, "I", 8192, "header length"),
         (4095, "B", 1, "padding"),
     ],
 )
 def test_a_forged_field_is_named(offset: int, fmt: str, value: bytes | int, field: str) -> None:
+    with pytest.raises(ObjectCorrupt, match=field):
+        decode(forged(make(3)[0], offset, fmt, value))
+
+
+def forged(header: Header, offset: int, fmt: str, value: bytes | float) -> bytes:
     """The header's own checksum is made to fit, so that only the field itself can give it away."""
-    raw = bytearray(encode(make(3)[0]))
+    raw = bytearray(encode(header))
     struct.pack_into("<" + fmt, raw, offset, value)
     state = xxhash.xxh3_64(raw[:16])
     state.update(raw[24:])
     struct.pack_into("<Q", raw, 16, state.intdigest())
-    with pytest.raises(ObjectCorrupt, match=field):
-        decode(raw)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -0.0, -1.0, -(0.5**24)])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_sensitivity_that_is_no_distance_is_refused(value: float, last: bool) -> None:
+    header, _ = make(3, neighbours=["5" * 40], sensitive=True)
+    at = 14 * 2 if last else 0
+    wrong = bytearray(header.sensitivity)
+    struct.pack_into("<e", wrong, at, value)
+    with pytest.raises(InvalidInput, match=f"sensitivity.*{value}.*0 or more"):
+        replace(header, sensitivity=bytes(wrong))
+    end = 153 + 4 * header.tokens + 20 + 8 * header.layers
+    with pytest.raises(ObjectCorrupt, match="sensitivity"):
+        decode(forged(header, end + at, "e", value))
+
+
+@pytest.mark.parametrize("length", [0, 2, 28, 32, 1 << 20])
+def test_a_sensitivity_of_another_length_is_refused(length: int) -> None:
+    header, _ = make(3, sensitive=True)
+    with pytest.raises(ObjectCorrupt, match="sensitivity|header length|padding"):
+        decode(forged(header, 149, "I", length))
+
+
+def test_a_header_is_not_made_longer_than_any_is_read() -> None:
+    layers, tokens = 4096, 1024
+    header = replace(make(1)[0], token_ids=(7,) * tokens, layers=layers, checksums=())
+    assert header.header_nbytes < MAX_HEADER_NBYTES
+    with pytest.raises(InvalidInput, match="sensitivity.*8388608"):
+        replace(header, sensitivity=bytes(2 * layers * tokens))
+
+
+def test_a_sensitivity_lies_behind_the_checksums() -> None:
+    plain, payload = make(1, tokens=900)
+    header = replace(plain, sensitivity=np.arange(2700, dtype="<f2").tobytes())
+    assert header.sensitivity_shape == (3, 900)
+    assert header.sealed(payload) == header
+    assert header.header_nbytes == plain.header_nbytes + 4096 == 12288
+    found = np.frombuffer(encode(header), "<f2", 2700, 153 + 4 * 900 + 8 * 3)
+    assert np.array_equal(found, np.arange(2700, dtype="<f2"))
+    assert header.layer_range(0)[0] == 12288
 
 
 def test_a_payload_of_another_length_is_refused() -> None:
@@ -161,6 +212,11 @@ def test_every_layer_has_its_own_checksum() -> None:
         ("neighbours", ("1" * 40,)),
         ("checksums", (1,)),
         ("checksums", (1, 2, 2**64)),
+        ("sensitivity", None),
+        ("sensitivity", b"12"),
+        ("sensitivity", bytes(29)),
+        ("sensitivity", bytearray(30)),
+        ("sensitivity", bytearray()),
         ("key", "a" * 40 + ".plain"),
     ],
 )

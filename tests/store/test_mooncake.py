@@ -229,7 +229,7 @@ def test_wrong_bytes_from_the_store_are_found_and_go(cluster: Master, join: Join
     tier = join(cluster)
     header, payload = make(7)
     whole = bytearray(encode(header) + payload)
-    at = {"header": 20, "token ids": 150, "first layer": header.header_nbytes + 3, "last byte": -1}.get(damage)
+    at = {"header": 20, "token ids": 154, "first layer": header.header_nbytes + 3, "last byte": -1}.get(damage)
     if at is not None:
         whole[at] ^= 1
     if damage in ("short", "empty"):

@@ -18,7 +18,9 @@ from tests.store.mooncake_server import Master, cluster, config_for
 
 __all__ = ["cluster"]
 
-HEADER, PAYLOAD = make(1, neighbours=["5" * 40, "6" * 40])
+HEADER, PAYLOAD = make(1, neighbours=["5" * 40, "6" * 40], sensitive=True)
+TOKENS_END = 153 + 4 * HEADER.tokens
+CHECKSUMS_END = TOKENS_END + 40 + 8 * HEADER.layers
 FIELDS = {
     "magic": (0, 8),
     "format version": (8, 12),
@@ -31,9 +33,11 @@ FIELDS = {
     "dtype": (101, 117),
     "shape": (117, 141),
     "payload length": (141, 149),
-    "token ids": (149, 149 + 4 * HEADER.tokens),
-    "neighbours": (149 + 4 * HEADER.tokens, 189 + 4 * HEADER.tokens),
-    "layers' checksums": (189 + 4 * HEADER.tokens, 189 + 4 * HEADER.tokens + 8 * HEADER.layers),
+    "sensitivity length": (149, 153),
+    "token ids": (153, TOKENS_END),
+    "neighbours": (TOKENS_END, TOKENS_END + 40),
+    "layers' checksums": (TOKENS_END + 40, CHECKSUMS_END),
+    "sensitivity": (CHECKSUMS_END, CHECKSUMS_END + 2 * HEADER.layers * HEADER.tokens),
 }
 PADDING = (max(end for _, end in FIELDS.values()), HEADER.header_nbytes)
 LAYERS = {
@@ -48,6 +52,7 @@ def test_the_regions_cover_an_object() -> None:
     assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])]
     assert spans[-1][1] == HEADER.object_nbytes
     assert encode(HEADER)[slice(*FIELDS["token ids"])] == b"".join(t.to_bytes(4, "little") for t in HEADER.token_ids)
+    assert encode(HEADER)[slice(*FIELDS["sensitivity"])] == HEADER.sensitivity != b""
 
 
 def whole(tier: Tier, header: Header) -> bytes | None:

@@ -25,6 +25,9 @@ class Blend:
         text: ``[N]`` bool: plain text, the question included; rows of the final pass as well.
         question: ``(start, end)`` of the plain text that ends the prompt.
         max_rows: most rows of one forward pass.
+        sensitivity: ``[L, N]`` float32: how far the values of each loaded token moved when its chunk was encoded behind
+            others; the layer's mean for chunks of which that is not known, 0 for all other tokens. ``None`` where it is
+            not known of any chunk.
     """
 
     decoder: Decoder
@@ -36,6 +39,7 @@ class Blend:
     text: torch.Tensor
     question: tuple[int, int]
     max_rows: int
+    sensitivity: torch.Tensor | None = None
 
     @property
     def first_loaded(self) -> int:

@@ -1,0 +1,224 @@
+"""Chunks encoded behind others: their sensitivity, the one variant that is kept, what it was encoded behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blend import Chunk, Engine, Part, Plan, Prompt, Text
+from blend.encoding import Encoder, with_sensitivity
+from blend.errors import TierUnavailable
+from blend.recompute import passes, prefill
+from blend.recompute.budget import Budget
+from blend.recompute.prefill import Outcome, Repair
+from blend.recompute.select import Blend
+from blend.store import DiskTier, Header, HostTier, ObjectKey, layout
+from tests import tiny
+from tests.store.helpers import make
+
+CHUNK, ONE, TWO = (Chunk(tiny.random_ids(length, length)) for length in (40, 23, 31))
+QUESTION = Text(tiny.random_ids(9, 3))
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture
+def engine(model: Path, tmp_path: Path) -> Iterator[Engine]:
+    with tiny.engine(model, tmp_path) as made:
+        yield made
+
+
+class Watching(Repair):
+    """Keeps what selectors are given, and prefills the prompt in full."""
+
+    name, ratio = "watching", 0.0
+    blend: Blend
+
+    def __call__(self, blend: Blend, budget: Budget) -> Outcome:
+        self.blend = blend
+        logits = passes.everything(blend.decoder, blend.canvas, blend.token_ids, blend.max_rows)
+        return Outcome(logits, prefill.nothing(blend), torch.arange(len(blend.token_ids)), 0.0, 0.0)
+
+
+def given(engine: Engine, *segments: Chunk | Part | Text) -> torch.Tensor | None:
+    """The sensitivity that selectors are given of a prompt."""
+    watching = Watching()
+    engine.prefill(Prompt(segments), Plan("reuse"), repair=watching)
+    return watching.blend.sensitivity
+
+
+def header_of(engine: Engine, chunk: Chunk) -> Header:
+    """Of the conditioned variant where there is one."""
+    key = engine.store.resolve(engine.content_key(chunk), "best")
+    assert key is not None
+    (header,) = engine.store.headers([key])
+    return header
+
+
+def values(header: Header) -> torch.Tensor:
+    """A header's sensitivity ``[L, T]``."""
+    found = np.frombuffer(header.sensitivity, "<f2").reshape(header.layers, header.tokens)
+    return torch.from_numpy(found.astype(np.float32))
+
+
+def by_hand(engine: Engine, chunk: Chunk, behind: Sequence[Chunk]) -> torch.Tensor:
+    """How far each token's values move, ``[L, T]``, by one pass over each context."""
+    found = []
+    for before in ([], behind):
+        ids = torch.tensor([*engine.sink, *(t for other in before for t in other.token_ids), *chunk.token_ids])
+        canvas = engine.decoder.new_canvas(len(ids))
+        passes.everything(engine.decoder, canvas, ids, max_rows=7)
+        found.append(canvas.v[:, :, -len(chunk) :].transpose(1, 2).flatten(2))
+    return (found[1] - found[0]).norm(dim=-1)
+
+
+@pytest.mark.parametrize("plain", ["in memory", "on disk", "corrupt", "not stored"])
+def test_it_is_stored_how_far_each_tokens_values_moved(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: str
+) -> None:
+    host, disk = engine.store.tiers
+    key = ObjectKey(engine.content_key(CHUNK), "plain")
+    if plain != "not stored":
+        engine.precompute([CHUNK])
+        assert header_of(engine, CHUNK).sensitivity == b"", "what is encoded behind the sink alone has none"
+    if plain in ("on disk", "corrupt"):
+        assert host.remove(key)
+    if plain == "corrupt":
+        (path,) = [path for path in tmp_path.rglob("*") if path.name == str(key)]
+        path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    encoded: list[int] = []
+    kv = Encoder.kv
+
+    def counted(encoder: Encoder, chunk: Chunk, behind: Sequence[Chunk] = ()) -> torch.Tensor:
+        encoded.append(len(behind))
+        return kv(encoder, chunk, behind)
+
+    monkeypatch.setattr(Encoder, "kv", counted)
+    engine.precompute([CHUNK], behind=[(ONE, TWO)])
+    assert encoded == ([2] if plain in ("in memory", "on disk") else [2, 0])
+    want = by_hand(engine, CHUNK, (ONE, TWO))
+    assert float(want[1:].min()) > 0
+    torch.testing.assert_close(values(header_of(engine, CHUNK)), want, rtol=1e-3, atol=1e-4)
+    assert disk.contains(header_of(engine, CHUNK).key)
+
+
+def test_selectors_are_given_it_where_chunks_stand(engine: Engine) -> None:
+    engine.precompute([ONE, TWO, CHUNK])
+    before, between = Text((1, 5, 6)), Text((7,))
+    assert given(engine, before, CHUNK, QUESTION) is None
+    engine.precompute([CHUNK, TWO], behind=[(ONE,), (CHUNK, ONE)])
+    own, other = values(header_of(engine, CHUNK)), values(header_of(engine, TWO))
+    found = given(engine, before, Part(CHUNK, 4, 33), between, ONE, TWO, QUESTION)
+    assert found is not None and found.dtype == torch.float32
+    assert found.shape == (engine.decoder.layers, 3 + 29 + 1 + len(ONE) + len(TWO) + 9)
+    blank, part, gap, plain, whole, question = found.split([3, 29, 1, len(ONE), len(TWO), 9], dim=1)
+    assert torch.equal(part, own[:, 4:33])
+    assert torch.equal(whole, other)
+    mean = torch.cat((part, whole), dim=1).mean(dim=1, keepdim=True)
+    torch.testing.assert_close(plain, mean.expand_as(plain))
+    assert not any(part.any() for part in (blank, gap, question))
+
+
+def test_selectors_are_given_nothing_for_a_token_that_is_not_loaded(engine: Engine) -> None:
+    engine.precompute([CHUNK, TWO], behind=[(ONE,), (ONE,)])
+    own = values(header_of(engine, CHUNK))
+    found = given(engine, Text((1, 5)), ONE, CHUNK)  # its last token's logits are wanted: it is computed
+    assert found is not None
+    assert torch.equal(found[:, -len(CHUNK) : -1], own[:, :-1])
+    assert not found[:, -1].any()
+    assert not found[:, 2 : 2 + len(ONE)].any(), "a chunk that is not stored is computed"
+
+
+def test_a_sensitivity_that_no_header_has_room_for_is_left_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Chunk(tiny.random_ids(600, 5))
+    monkeypatch.setattr(layout, "MAX_HEADER_NBYTES", 4096)
+    engine.precompute([long], behind=[(ONE,)])
+    assert header_of(engine, long).sensitivity == b""
+    assert engine.behind(long) == (engine.content_key(ONE),)
+    assert given(engine, Text((1, 5)), long, QUESTION) is None
+
+
+@pytest.mark.parametrize(("value", "stored"), [(float("nan"), None), (float("inf"), 65504.0), (1e6, 65504.0), (0.5, 0.5)])
+def test_values_beyond_what_is_stored(value: float, stored: float | None) -> None:
+    header, _ = make(1, neighbours=["5" * 40])
+    made = with_sensitivity(header, torch.full((header.layers, header.tokens), value))
+    if stored is None:
+        assert made == header
+    else:
+        assert torch.equal(values(made), torch.full((header.layers, header.tokens), stored))
+
+
+def test_a_chunk_has_one_conditioned_variant(engine: Engine) -> None:
+    key = engine.content_key(CHUNK)
+    engine.precompute([CHUNK])
+    seen = set()
+    for behind in ((ONE,), (ONE, TWO), (TWO,), (ONE,)):
+        engine.precompute([CHUNK], behind=[behind])
+        names = tuple(engine.content_key(other) for other in behind)
+        for tier in engine.store.tiers:
+            conditioned, plain = tier.variants(key)
+            assert plain == "plain"
+        assert header_of(engine, CHUNK).neighbours == engine.behind(CHUNK) == names
+        seen.add(conditioned)
+    assert len(seen) == 3
+
+
+def test_a_variant_that_is_replaced_is_read_to_the_end_by_who_holds_it(engine: Engine) -> None:
+    engine.precompute([CHUNK], behind=[(ONE,)])
+    before = header_of(engine, CHUNK)
+    lease = engine.store.get(before.key)
+    assert lease is not None
+    with lease:
+        engine.precompute([CHUNK], behind=[(TWO,)])
+        assert not engine.store.contains(before.key)
+        before.verify(lease.payload())
+
+
+def test_variants_of_other_tenants_and_chunks_stay(engine: Engine) -> None:
+    engine.precompute([CHUNK, TWO], behind=[(ONE,), (ONE,)])
+    engine.precompute([CHUNK], behind=[(ONE,)], namespace="other")
+    engine.precompute([CHUNK], behind=[(TWO,)])
+    assert engine.behind(CHUNK) == (engine.content_key(TWO),)
+    assert engine.behind(TWO) == (engine.content_key(ONE),)
+    assert engine.behind(CHUNK, namespace="other") == (engine.content_key(ONE, namespace="other"),)
+
+
+def test_a_variant_that_no_tier_takes_replaces_none(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.precompute([CHUNK], behind=[(ONE,)])
+    with monkeypatch.context() as patch:
+        for tier in (HostTier, DiskTier):
+            patch.setattr(tier, "start", _fails)
+        with pytest.raises(TierUnavailable, match="EIO"):
+            engine.precompute([CHUNK], behind=[(TWO,)])
+    assert engine.behind(CHUNK) == (engine.content_key(ONE),)
+
+
+def test_what_a_chunk_was_encoded_behind(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.behind(CHUNK) == ()
+    engine.precompute([CHUNK, ONE])
+    assert engine.behind(CHUNK) == ()
+    engine.precompute([CHUNK], behind=[(TWO, ONE)])
+    names = (engine.content_key(TWO), engine.content_key(ONE))
+    assert engine.behind(CHUNK) == names
+    assert engine.behind(CHUNK, namespace="other") == ()
+    host, _ = engine.store.tiers
+    assert host.remove(header_of(engine, CHUNK).key)
+    for method in ("variants", "headers"):
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskTier, method, _fails)
+            assert engine.behind(CHUNK) == ()
+    assert engine.behind(CHUNK) == names
+    engine.forget([ONE])
+    assert engine.behind(CHUNK) == ()
+
+
+def _fails(*_: Any, **__: Any) -> None:
+    raise TierUnavailable("disk: EIO (Input/output error)")
