@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Literal
 
 import torch
 
-from blend.encoding import Encoder, sensitivity, with_sensitivity
-from blend.errors import Closed, InvalidInput, ObjectCorrupt, ResourceExhausted, StoreError
+from blend.encoding import Encoder, with_sensitivity
+from blend.errors import InvalidInput, ObjectCorrupt, ResourceExhausted, StoreError
 from blend.filling import Filling, Lost, Place
 from blend.helper import Helper
 from blend.model.decoder import Decoder
@@ -30,18 +27,9 @@ from blend.store import (
 )
 from blend.store.key import PLAIN, model_of
 from blend.types import Chunk, Prompt, Variant
-
-_log = logging.getLogger(__name__)
+from blend.writes import Writes
 
 Which = Literal["none", "exact", "all"]
-
-
-@dataclass(frozen=True)
-class _Write:
-    """An object on its way into the store: the events of that, and the content keys that it was encoded behind."""
-
-    events: Stored
-    neighbours: tuple[str, ...]
 
 
 class ChunkCache:
@@ -78,7 +66,7 @@ class ChunkCache:
         self._encoder = Encoder(decoder, sink, speed, max_rows)
         self._generation = new_generation()
         self._helper = Helper("placing")
-        self._writes: dict[ObjectKey, _Write] = {}
+        self._writes = Writes(store)
         self._dtype = str(decoder.dtype).removeprefix("torch.")
 
     def namespace(self, tenant: str) -> Namespace:
@@ -145,15 +133,13 @@ class ChunkCache:
         key = self.key(chunk, tenant)
         neighbours = tuple(self.key(other, tenant) for other in behind)
         object_key = ObjectKey(key, conditioned_variant(neighbours) if neighbours else "plain")
-        self._writes = {k: write for k, write in self._writes.items() if not write.events.durable.done()}
-        under_way = self._writes.get(object_key)
+        under_way = self._writes.under_way(object_key)
         held = under_way is not None or self.store.contains(object_key)
         if all(self.decoder.shards.everywhere([held])):
-            return None if under_way is None else under_way.events, False
-        payload = self._encoder.kv(chunk, behind)
-        moved = self._moved(payload, chunk, tenant) if behind else None
+            return under_way, False
+        kv, moved = self._encoder.encode(chunk, behind, lambda: self._plain(chunk, tenant))
         if held:  # computed for a shard that had not got it
-            return None if under_way is None else under_way.events, True
+            return under_way, True
         header = Header(
             namespace=self.namespace(tenant).digest,
             key=object_key,
@@ -168,21 +154,8 @@ class ChunkCache:
         )
         if moved is not None:
             header = with_sensitivity(header, moved)
-        raw = memoryview(payload.view(torch.uint8).numpy()).cast("B")
-        events = self.store.put_async(header.sealed(raw), raw)
-        self._writes[object_key] = _Write(events, neighbours)
-        if neighbours:
-            self._supersede(object_key, events)
-        return events, True
-
-    def _moved(self, kv: torch.Tensor, chunk: Chunk, tenant: str) -> torch.Tensor:
-        """Return the sensitivity ``[L, T]`` of a chunk whose KV ``[L, 2, KVH, T, D]`` was computed behind others.
-
-        Its plain variant is read where every shard has it; otherwise all of them compute it.
-        """
-        plain = self._plain(chunk, tenant)
-        there = all(self.decoder.shards.everywhere([plain is not None]))
-        return sensitivity(kv, plain if plain is not None and there else self._encoder.kv(chunk))
+        raw = memoryview(kv.view(torch.uint8).numpy()).cast("B")
+        return self._writes.put(header.sealed(raw), raw), True
 
     def _plain(self, chunk: Chunk, tenant: str) -> torch.Tensor | None:
         """Return the KV ``[L, 2, KVH, T, D]`` of a chunk's plain variant, if it is stored."""
@@ -197,27 +170,6 @@ class ChunkCache:
         except (StoreError, ResourceExhausted):  # the store has counted it, and it can be computed
             return None
         return torch.frombuffer(raw, dtype=self.decoder.dtype).view(layers, 2, heads, tokens, dim)
-
-    def _supersede(self, key: ObjectKey, events: Stored) -> None:
-        """Once a conditioned variant is stored, remove the chunk's others: a look-up is to have one to choose."""
-        others = [k for k in self._writes if k.content == key.content and k.conditioned and k != key]
-        readable = events.readable.exception() is None  # it has been tried by now
-        stored = events.readable if readable else events.durable
-        stored.add_done_callback(partial(self._retire, key, others))
-        if readable:
-            for k in others:
-                del self._writes[k]
-
-    def _retire(self, key: ObjectKey, others: Iterable[ObjectKey], stored: Future[bool]) -> None:
-        """Remove ``others``, and all that are known, for ``key`` if that was stored."""
-        try:
-            if stored.exception() is None and self.store.contains(key):
-                known = (ObjectKey(key.content, name) for name in self.store.recall(key.content))
-                for k in {*others, *known}:
-                    if k.conditioned and k != key:
-                        self.store.remove(k)
-        except (StoreError, Closed) as error:
-            _log.warning("another variant of %s may still be stored: %s", key, str(error))
 
     def find(self, prompt: Prompt, tenant: str, variant: Variant, which: Which, lost: Lost) -> Filling:
         """Look up the prompt's chunks and begin to load them: all, those that are exact where they stand, or none.
@@ -288,12 +240,10 @@ class ChunkCache:
         gone = frozenset(keys)
         doomed, fault = self._doomed(gone)
         # What waits to be written may be in no tier yet: removing it has it stay so.
-        doomed.update(
-            (k, None) for k, write in self._writes.items() if k.content in gone or not gone.isdisjoint(write.neighbours)
-        )
+        doomed.update((k, None) for k in self._writes.of(gone))
         removed = 0
         for k in doomed:
-            self._writes.pop(k, None)
+            self._writes.forget(k)
             try:
                 removed += self.store.remove(k)
             except StoreError as error:
@@ -329,11 +279,11 @@ class ChunkCache:
 
     def writing(self) -> set[str]:
         """Return the tags of the namespaces of which objects are on their way into the store."""
-        return {key.namespace for key in self._writes}
+        return self._writes.namespaces()
 
     def disown(self, tag: str) -> None:
         """Do not answer any more for writes of a tenant or namespace that is being dropped."""
-        self._writes = {key: write for key, write in self._writes.items() if not key.within(tag)}
+        self._writes.disown(tag)
 
     def close(self) -> None:
         """End the thread that takes part in placing chunks. Safe to call again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -35,6 +35,26 @@ class Encoder:
         self._sink = sink
         self._speed = speed
         self._max_rows = max_rows
+
+    def encode(
+        self, chunk: Chunk, behind: Sequence[Chunk], plain: Callable[[], Tensor | None]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return a chunk's KV ``[L, 2, KVH, T, D]`` and, behind other chunks, its sensitivity ``[L, T]``.
+
+        Shards call this in the same order, and compute what one of them lacks.
+
+        Args:
+            plain: returns the KV behind the sink alone where it is stored. It is computed otherwise.
+
+        Raises:
+            InvalidPrompt, PromptTooLong: as :meth:`kv`.
+        """
+        kv = self.kv(chunk, behind)
+        if not behind:
+            return kv, None
+        stored = plain()
+        everywhere = all(self._decoder.shards.everywhere([stored is not None]))
+        return kv, sensitivity(kv, stored if stored is not None and everywhere else self.kv(chunk))
 
     def kv(self, chunk: Chunk, behind: Sequence[Chunk] = ()) -> Tensor:
         """Return a chunk's KV ``[L, 2, KVH, T, D]`` behind the sink and these chunks: on the CPU, contiguous.

@@ -146,7 +146,9 @@ def test_a_sensitivity_that_no_header_has_room_for_is_left_out(engine: Engine, m
     assert given(engine, Text((1, 5)), long, QUESTION) is None
 
 
-@pytest.mark.parametrize(("value", "stored"), [(float("nan"), None), (float("inf"), 65504.0), (1e6, 65504.0), (0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("value", "stored"), [(float("nan"), None), (float("inf"), 65504.0), (1e6, 65504.0), (0.5, 0.5)]
+)
 def test_values_beyond_what_is_stored(value: float, stored: float | None) -> None:
     header, _ = make(1, neighbours=["5" * 40])
     made = with_sensitivity(header, torch.full((header.layers, header.tokens), value))

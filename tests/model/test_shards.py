@@ -11,9 +11,8 @@ import torch
 
 from blend import Engine, Plan, Prompt, filling
 from blend.model.shards import Shards
-from blend.recompute.select import Blend
-from blend.recompute.select.query import Query
 from tests import tiny
+from tests.test_encoding import given
 
 
 class Others(Shards):
@@ -133,31 +132,18 @@ def test_a_chunk_that_one_lacks_is_encoded_again_by_all(engine: Engine, others: 
     assert encode(chunk, "default") == (None, True)
 
 
-def test_a_sensitivity_that_one_lacks_is_used_by_none(
-    engine: Engine, others: Others, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sensitivity_that_one_lacks_is_used_by_none(engine: Engine, others: Others, prompt: Prompt) -> None:
     first, second, third = tiny.chunks_of(prompt)
     engine.precompute([second, third], behind=[(first,), (first,)])
-    seen: list[torch.Tensor | None] = []
-    scores = Query.scores
-
-    def watched(selector: Query, blend: Blend) -> torch.Tensor:
-        seen.append(blend.sensitivity)
-        return scores(selector, blend)
-
-    monkeypatch.setattr(Query, "scores", watched)
-    plan, before = Plan("query", ratio=0.3), others.meetings
-    others.lacks = lambda meeting, flags: [4] if meeting == before + 1 else []  # the second chunk's
-    engine.prefill(prompt, plan)
-    others.lacks = lambda meeting, flags: [4, 5] if len(flags) == 6 else []
-    engine.prefill(prompt, plan)
-    some, none = seen
-    assert none is None
-    assert some is not None
+    others.lacks = lambda meeting, flags: [4] if len(flags) == 6 else []  # of what is there, the second's sensitivity
+    found = given(engine, *prompt.segments)
+    assert found is not None
     at, length = len(prompt.segments[0]) + len(first), len(second)
-    own = some[:, at + length : at + length + len(third)]
+    own = found[:, at + length : at + length + len(third)]
     assert float(own.std()) > 0
-    torch.testing.assert_close(some[:, at : at + length], own.mean(dim=1, keepdim=True).expand(-1, length))
+    torch.testing.assert_close(found[:, at : at + length], own.mean(dim=1, keepdim=True).expand(-1, length))
+    others.lacks = lambda meeting, flags: [4, 5] if len(flags) == 6 else []
+    assert given(engine, *prompt.segments) is None
 
 
 def test_a_plain_variant_that_one_lacks_is_computed_by_all(
