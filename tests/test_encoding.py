@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from blend import Chunk, Engine, Part, Plan, Prompt, Text
+from blend import Chunk, Engine, Part, Plan, Prompt, StoreConfig, Text
 from blend.encoding import Encoder, with_sensitivity
 from blend.errors import TierUnavailable
 from blend.recompute import passes, prefill
@@ -182,6 +182,19 @@ def test_a_variant_that_is_replaced_is_read_to_the_end_by_who_holds_it(engine: E
         engine.precompute([CHUNK], behind=[(TWO,)])
         assert not engine.store.contains(before.key)
         before.verify(lease.payload())
+
+
+def test_a_variant_that_the_fastest_tier_does_not_take_replaces_another_once_it_is_written(
+    model: Path, tmp_path: Path
+) -> None:
+    store = StoreConfig(host_bytes=4096, disk_bytes=64 << 20, directory=tmp_path, fsync=False)
+    with tiny.engine(model, tmp_path, store=store) as engine:
+        _, disk = engine.store.tiers
+        for other in (ONE, TWO):
+            engine.precompute([CHUNK], behind=[(other,)])
+            assert engine.store.wait_idle(30)
+            assert len(disk.variants(engine.content_key(CHUNK))) == 1
+            assert engine.behind(CHUNK) == (engine.content_key(other),)
 
 
 def test_variants_of_other_tenants_and_chunks_stay(engine: Engine) -> None:
