@@ -83,10 +83,11 @@ class Engine:
             layout_version=LAYOUT_VERSION,
             rope=getattr(text_config, "rope_parameters", None) or {},
         )
-        measured = None
-        if self.calibration is not None:
-            measured = self.calibration.prefill_on(machine.describe(self.decoder.device, self.decoder.dtype))
-        self._speed = planner.PrefillSpeed(self.decoder, measured)
+        here = machine.describe(self.decoder.device, self.decoder.dtype)
+        if self.calibration is not None and self.calibration.machine == here:
+            self._speed = planner.PrefillSpeed(self.decoder, self.calibration.passes, self.calibration.loads)
+        else:  # times of another machine say nothing here
+            self._speed = planner.PrefillSpeed(self.decoder)
         self.store, secret = open_store(self.config.store, pinned_for(self.decoder.device))
         self._chunks = ChunkCache(
             self.decoder, self.sink, self.store, self.model_fingerprint, secret, self._speed, self.config.max_rows
@@ -395,7 +396,7 @@ class Engine:
     def _estimate_ms(self, request: Request) -> float:
         """The least that a request's prefill will take: what may be in the store is counted as if it cost nothing."""
         prompt = request.prompt
-        full_ms = self._speed.full_ms(len(prompt))
+        full_ms = self._speed.least_ms(len(prompt))
         if planner.decide(request.plan, self.calibration, self._quality.stopped).method == "full":
             return full_ms
         computed = sum(len(segment) for segment in prompt.segments if isinstance(segment, Text))

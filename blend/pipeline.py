@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ import torch
 from blend.chunks import ChunkCache, Which
 from blend.errors import Cancelled, DeadlineExceeded, ResourceExhausted
 from blend.filling import ChunkLost, Filling, Loaded, Lost
+from blend.finding import found_of, nbytes_of
 from blend.model.decoder import Decoder, Rows
 from blend.model.tokenizer import Tokenizer
 from blend.recompute import passes, planner, prefill
@@ -74,7 +76,7 @@ class Pipeline:
     Args:
         decoder, tokenizer, chunks: the model, its text, and its chunks in the store.
         calibration: what ``auto`` goes by, or ``None``.
-        speed: what is known of full prefill's speed.
+        speed: predicts what work takes, and learns from it.
         max_rows: most rows of one forward pass.
         crowded: whether others wait for the engine, and as little as may be is left to its thread.
         stopped: says why ``auto`` may not blend now; nothing where it may.
@@ -193,17 +195,21 @@ class Pipeline:
             filling = yield from do(Aside(lambda: self._load(request, decision, lost, held, whole=crowded)))
             canvas = self.decoder.new_canvas(request.capacity)
             token_ids = torch.tensor(prompt.token_ids, device=self.decoder.device)
+            laid_out = partial(describe, self.decoder, prompt, canvas, token_ids, max_rows=self._max_rows)
             loaded = filling.settle()
-            blend = describe(self.decoder, prompt, canvas, token_ids, loaded, self._max_rows)
-            chooser = selector(decision.method) if repair is None else None
-            probe = 0 if chooser is None else chooser.probe_cost(blend)
-            mandatory = len(prompt) - blend.cached
-            decision = planner.settle(
-                decision, cached=blend.cached, probe=probe, rows=mandatory, tokens=len(prompt), layers=layers
-            )
+            blend = laid_out(loaded)
+            found = found_of(blend, loaded)
+            if repair is None:
+                known = _which(decision.method)
+                decision = planner.settle(decision, request.plan, self._calibration, found, self._speed)
+                if decision.method == "prefix" and known != "exact":  # what is not exact is to be let go of
+                    filling.close()
+                    filling = yield from do(Aside(lambda: self._load(request, decision, lost, held, whole=crowded)))
+                    loaded = filling.settle()
+                    blend = laid_out(loaded)
             if decision.method == "full":
-                loaded, chooser = loaded.unused(), None
-                blend = describe(self.decoder, prompt, canvas, token_ids, loaded, self._max_rows)
+                loaded = loaded.unused()
+                blend = laid_out(loaded)
                 filling.close()
             else:
                 filling.onto(canvas)
@@ -211,11 +217,14 @@ class Pipeline:
                     yield from times.of(None, Alone(lambda: canvas.need(layers - 1)), canvas)
             budget = decision.budget(layers, blend.cached)
             if repair is None:
+                chooser = selector(decision.method)
                 outcome = yield from self._blended(blend, chooser, budget, times)
+                self._speed.chose(decision.method, found.probing(decision), outcome.select_ms)
             else:
                 outcome = yield from do(Alone(lambda: repair(blend, budget), rows=len(prompt)))
         if request.filled is not None:
             request.filled()
+        self._speed.loaded(nbytes_of(loaded), loaded.lookup_ms + loaded.fetch_ms + loaded.rotate_ms)
         report = build_report(
             decision,
             loaded,

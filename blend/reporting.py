@@ -54,6 +54,8 @@ def build_report(
             recompute=outcome.recompute_ms,
         ),
         full_estimate_ms=full_estimate_ms,
+        predicted_ms=decision.predicted_ms,
+        predicted_kl=decision.predicted_kl,
         warnings=_warnings(decision, blend, budget, outcome, calibrated, stopped, lost),
         recomputed_positions=tuple(outcome.rows.tolist()) if positions else None,
         phases=(*phases, *loaded.phases),

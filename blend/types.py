@@ -161,7 +161,8 @@ class Plan:
         ratio: share of the cached tokens to select, 0 to 1, for a method that selects (default 0.15).
         max_charged: cap on the charged share, probes included, 0 to 1, for ``auto`` (default 0.15) and methods that
             select.
-        max_kl: quality target, for ``auto`` alone: the calibrated mean first-token KL in nats may not exceed it.
+        max_kl: quality target, for ``auto`` alone: the upper 95% bound of the calibrated mean first-token KL, in nats,
+            may not exceed it.
         variant: which stored variant of a chunk to use; ``best`` prefers ``conditioned``.
 
     Raises:
@@ -312,8 +313,12 @@ class Report:
     """What one request did and what it cost. Token counts are of the prompt; ratios are shares of ``cached``.
 
     ``charged_ratio`` is the sum over layers of freshly computed reusable tokens over layers × reusable tokens,
-    the selector's own probe passes charged in full. ``phases`` is where the time went in detail, for traces of this
-    process: it goes nowhere else.
+    the selector's own probe passes charged in full. ``full_estimate_ms`` is what a full prefill would take, and
+    ``predicted_ms`` what this request was predicted to, from its admission to its first token without queueing, once it
+    was known what was loaded; both are in milliseconds, and 0 while nothing is known. ``predicted_kl`` is the mean
+    first-token KL against full prefill, in nats, that the calibration expects of what ``auto`` chose, 0 where nothing
+    is lost; ``None`` where it says nothing. ``phases`` is where the time went in detail, for traces of this process: it
+    goes nowhere else.
     """
 
     mode: str
@@ -331,6 +336,8 @@ class Report:
     warnings: tuple[str, ...] = ()
     recomputed_positions: tuple[int, ...] | None = None
     comparison: Comparison | None = None
+    predicted_ms: float = 0.0
+    predicted_kl: float | None = None
     phases: tuple[Phase, ...] = field(default=(), repr=False, compare=False)
 
     @property

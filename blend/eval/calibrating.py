@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from blend.engine import Engine
 from blend.errors import InvalidInput, ResourceExhausted
@@ -17,22 +18,39 @@ from blend.eval.stats import Estimate, bootstrap
 from blend.eval.values import Record
 from blend.names import unknown
 from blend.recompute import machine
-from blend.recompute.calibration import Calibration, Curve, Point, selecting
+from blend.recompute.calibration import Calibration, Curve, Point, StoredVariant, selecting
+from blend.recompute.cost import PassCost, Work
 from blend.recompute.planner import DEFAULT_RATIO
-from blend.types import Plan, Prompt
+from blend.types import Chunk, Plan, Prompt, Timings
 
 METRICS = ("first_kl", "answer_kl", "top1")
 """What a record must have measured for a calibration."""
 
 _NAMESPACE = "calibration"
 
+_SCATTERED = (0.05, 0.15, 0.4)
+"""Shares of a prompt's cached tokens that passes are measured with, besides none and all of them."""
+
+
+class Setting(NamedTuple):
+    """One setting to be measured: a method, its ratio, and how the chunks are stored."""
+
+    method: str
+    ratio: float
+    variant: StoredVariant = "plain"
+
+    @property
+    def condition(self) -> str:
+        """What its records have for a condition."""
+        return "" if self.variant == "plain" else self.variant
+
 
 @dataclass(frozen=True)
 class Speeds:
-    """Times on this machine: of full prefill by tokens, and of loading by bytes for each tier."""
+    """Times on this machine: of passes by their work, and of loading by bytes for each tier."""
 
     machine: str
-    prefill: Curve
+    passes: PassCost
     loads: dict[str, Curve]
 
 
@@ -48,41 +66,58 @@ def check(methods: Sequence[str]) -> None:
 
 
 def measure(
-    engine: Engine, example: Example, prompt: Prompt, points: Sequence[tuple[str, float]], *, max_new_tokens: int
+    engine: Engine,
+    example: Example,
+    prompt: Prompt,
+    settings: Sequence[Setting],
+    *,
+    max_new_tokens: int,
+    behind: Mapping[Chunk, Sequence[Chunk]] | None = None,
 ) -> Iterator[Record]:
-    """Hold each method and ratio against full prefill of a prompt; yields a record each, in the order given.
+    """Hold each setting against full prefill of a prompt; yields a record each, in the order given.
 
     The ratio is a cap on the charge, probes included, as ``auto`` has it.
+
+    Args:
+        behind: what each chunk's conditioned variant is encoded behind, where settings want it.
 
     Raises:
         ResourceExhausted: the engine's store does not hold all of the prompt's chunks.
     """
-    if not points:
+    if not settings:
         return
-    engine.precompute(chunks_of(prompt), namespace=_NAMESPACE)
+    chunks = chunks_of(prompt)
+    engine.precompute(chunks, namespace=_NAMESPACE)
+    if any(setting.variant == "conditioned" for setting in settings):
+        engine.precompute(chunks, behind=[(behind or {})[chunk] for chunk in chunks], namespace=_NAMESPACE)
     prefill = engine.prefill(prompt, Plan("full"), namespace=_NAMESPACE, reserve=max_new_tokens)
     full = fidelity.full_prefill(engine, prefill, prompt.segments[-1].token_ids, max_new_tokens, attention=False)
-    for method, ratio in points:
-        plan = Plan(method, ratio, max_charged=ratio)
+    for setting in settings:
+        plan = Plan(setting.method, setting.ratio, max_charged=setting.ratio, variant=setting.variant)
         prefill = engine.prefill(prompt, plan, namespace=_NAMESPACE, reserve=max_new_tokens)
         answer = engine.greedy(prefill, max_new_tokens)
         report = prefill.report
         if count := lost(report):  # their loss would be taken for none
             raise ResourceExhausted(f"question {example.id}: the store had no room for {count} of its chunks")
-        text, found = engine.tokenizer.decode(answer), fidelity.closeness(engine, prefill, answer, full)
-        yield recorded(example, method, ratio, text, found, report)
+        text, close = engine.tokenizer.decode(answer), fidelity.closeness(engine, prefill, answer, full)
+        record = recorded(example, setting.method, setting.ratio, text, close, report)
+        yield replace(record, condition=setting.condition)
 
 
 def points(records: Sequence[Record]) -> tuple[Point, ...]:
-    """Return one point a method and ratio, in the order in which they come up; methods without a ratio are left out."""
-    found: dict[tuple[str, float], list[Record]] = defaultdict(list)
+    """Return one point a method, ratio and variant, in the order in which they come up.
+
+    Methods without a ratio are left out. A record's condition is its variant; without one its chunks were plain.
+    """
+    found: dict[Setting, list[Record]] = defaultdict(list)
     for record in records:
         if record.ratio is not None:
-            found[record.method, record.ratio].append(record)
-    return tuple(_point(method, ratio, several) for (method, ratio), several in found.items())
+            variant: StoredVariant = "conditioned" if record.condition == "conditioned" else "plain"
+            found[Setting(record.method, record.ratio, variant)].append(record)
+    return tuple(_point(setting, several) for setting, several in found.items())
 
 
-def _point(method: str, ratio: float, records: Sequence[Record]) -> Point:
+def _point(setting: Setting, records: Sequence[Record]) -> Point:
     questions = [record.question for record in records]
 
     def over(name: str) -> Estimate:
@@ -90,8 +125,9 @@ def _point(method: str, ratio: float, records: Sequence[Record]) -> Point:
 
     first, along, top1 = (over(name) for name in METRICS)
     return Point(
-        method=method,
-        ratio=ratio,
+        method=setting.method,
+        ratio=setting.ratio,
+        variant=setting.variant,
         charged=round(sum(record.charged for record in records) / len(records), 4),
         kl=round(first.mean, 5),
         kl_low=round(first.low, 5),
@@ -108,36 +144,42 @@ def _point(method: str, ratio: float, records: Sequence[Record]) -> Point:
 def default_of(found: Sequence[Point]) -> Point:
     """Return the point nearest to the planner's default ratio, of several the one with the least first-token KL.
 
+    Conditioned points count only where there are no plain ones: what is best over plain chunks serves all.
+
     Raises:
         InvalidInput: there are no points.
     """
     if not found:
         raise InvalidInput("methods", "none", "methods that select, for only they have a ratio to calibrate")
-    return min(found, key=lambda point: (abs(point.ratio - DEFAULT_RATIO), point.kl))
+    plain = [point for point in found if point.variant == "plain"] or found
+    return min(plain, key=lambda point: (abs(point.ratio - DEFAULT_RATIO), point.kl))
 
 
 def speeds(
     engine: Engine, workload: Workload, lengths: Sequence[int], repeats: int, tell: Callable[[float], None]
 ) -> Speeds:
-    """Measure full prefill and loading at prompts of so many tokens.
+    """Measure passes and loading at prompts of so many tokens.
 
-    The best of ``repeats`` counts, so that a slow moment of the machine is not taken for the model's speed. Loading is
-    what the look-up, the fetch and the placing of chunks add to a request that recomputes nothing else.
+    Passes are those of full prefill, of plain text alone, and of scattered rows. The best of ``repeats`` counts, so
+    that a slow moment of the machine is not taken for the model's speed. Loading is what the look-up, the fetch and
+    the placing of chunks take.
 
     Args:
         engine: with a host and a disk tier.
         tell: told of progress, as a share from 0 to 1.
     """
     tiers = [tier for tier in TIERS if tier == "host" or any(held.name == "disk" for held in engine.store.tiers)]
-    full: dict[int, float] = {}
+    plans = [Plan("full"), Plan("reuse"), *(Plan("random", ratio) for ratio in _SCATTERED)]
+    passes: dict[Work, float] = {}
     loads: dict[str, dict[int, float]] = {tier: {} for tier in tiers}
     steps = len(lengths) * repeats
     for step in range(steps):
         prompt = workload.sized(lengths[step % len(lengths)])
         engine.precompute(chunks_of(prompt), namespace=_NAMESPACE)
-        report = engine.prefill(prompt, Plan("full"), namespace=_NAMESPACE).report
-        full[len(prompt)] = min(report.timings.ttft, full.get(len(prompt), report.timings.ttft))
-        engine.prefill(prompt, Plan("reuse"), namespace=_NAMESPACE)  # what was left on disk comes back to the host
+        for plan in plans:  # what was left on disk comes back to the host meanwhile
+            report = engine.prefill(prompt, plan, namespace=_NAMESPACE, positions=True).report
+            work, ms = Work.at(report.recomputed_positions or ()), _pass_ms(report.timings)
+            passes[work] = min(ms, passes.get(work, ms))
         engine.store.wait_idle()
         for tier in tiers:
             leave_in(engine, tier)
@@ -149,11 +191,16 @@ def speeds(
         tell((step + 1) / steps)
     return Speeds(
         machine=machine.describe(engine.decoder.device, engine.decoder.dtype),
-        prefill=curves.fit(list(full), list(full.values())),
+        passes=curves.fit_passes(list(passes.items())),
         loads={
             tier: curves.fit(list(found), list(found.values()), square=False) for tier, found in loads.items() if found
         },
     )
+
+
+def _pass_ms(timings: Timings) -> float:
+    """What a request without a probe took besides loading: its pass, and what comes with any request."""
+    return timings.ttft - timings.queue - timings.lookup - timings.fetch - timings.rotate - timings.select
 
 
 def assemble(model: str, data: str, questions: int, found: Sequence[Point], times: Speeds) -> Calibration:
@@ -165,6 +212,6 @@ def assemble(model: str, data: str, questions: int, found: Sequence[Point], time
         default=default_of(found),
         points=tuple(found),
         machine=times.machine,
-        prefill=times.prefill,
+        passes=times.passes,
         loads=times.loads,
     )

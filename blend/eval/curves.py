@@ -9,6 +9,7 @@ from scipy.optimize import nnls
 
 from blend.errors import InvalidInput
 from blend.recompute.calibration import Curve
+from blend.recompute.cost import PassCost, Work
 
 
 def fit(sizes: Sequence[int], milliseconds: Sequence[float], *, square: bool = True) -> Curve:
@@ -41,3 +42,25 @@ def fit(sizes: Sequence[int], milliseconds: Sequence[float], *, square: bool = T
         fewest=min(sizes),
         most=largest,
     )
+
+
+def fit_passes(passes: Sequence[tuple[Work, float]]) -> PassCost:
+    """Return what passes cost, with the least relative error, none of its terms negative.
+
+    Passes of full and of blended prefills are wanted: with full ones alone, rows and keys cannot be told apart well.
+
+    Args:
+        passes: the work of each, and the milliseconds that it took, above 0.
+
+    Raises:
+        InvalidInput: no pass, or one without rows or time.
+    """
+    if not passes or min(min(work.rows, ms) for work, ms in passes) <= 0:
+        raise InvalidInput("passes", len(passes), "at least one, of rows and milliseconds above 0")
+    work = np.asarray([one for one, _ in passes], dtype=np.float64)
+    times = np.asarray([ms for _, ms in passes], dtype=np.float64)
+    most = work.max(axis=0)
+    columns = [*(work / most).T, np.ones_like(times)][: len(np.unique(work, axis=0))]
+    terms, _ = nnls(np.stack(columns, axis=1) / times[:, None], np.ones_like(times))
+    per_row, per_key, base = [*terms.tolist(), 0.0, 0.0][:3]
+    return PassCost(base, float(per_row / most[0]), float(per_key / most[1]), int(work[:, 0].min()), int(most[0]))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blend.model.decoder import Decoder
 from blend.model.rows import Rows
+from blend.recompute.cost import Work
 from blend.recompute.passes import synchronize, unstopped
 from blend.recompute.planner import PrefillSpeed
 from blend.serving import sampling
@@ -159,7 +160,8 @@ class Passes:
             }
             took_ms = (perf_counter() - begin) * 1e3
             filled = sum(part.step.canvas.fill_ms for part in parts) - filled
-            self._speed.saw(sum(self._speed.flops(one.at.tolist()) for one in rows), took_ms - filled)
+            count = sum(len(one.at) for one in rows)
+            self._speed.passed(Work(count, sum(sum(one.at.tolist()) for one in rows) + count), took_ms - filled)
             for number in steps.keys() - samplers.keys():
                 # A copy of its own: what a request keeps would hold the others' logits too.
                 found[parts[number].job] = logits[number] if len(parts) == 1 else logits[number].clone()

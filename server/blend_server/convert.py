@@ -305,7 +305,10 @@ def report_to_proto(report: Report) -> pb.Report:
         warnings=report.warnings,
         full_ms=report.full_ms,
         speedup=report.speedup,
+        predicted_ms=report.predicted_ms,
     )
+    if report.predicted_kl is not None:
+        message.predicted_kl = report.predicted_kl
     if report.recomputed_positions is not None:
         message.recomputed_positions.CopyFrom(pb.Positions(positions=report.recomputed_positions))
     if (comparison := report.comparison) is not None:
@@ -342,6 +345,8 @@ def report_from_proto(message: pb.Report) -> Report:
             if message.HasField("comparison")
             else None
         ),
+        predicted_ms=message.predicted_ms,
+        predicted_kl=_optional(message, "predicted_kl"),
     )
 
 

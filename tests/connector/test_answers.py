@@ -28,6 +28,7 @@ def told(**changes: Any) -> dict[str, Any]:
     ]
     said = dict(method="query", reason="as asked", computed=2, filled=18, cached=10, selected=4, recomputed=12)
     said |= dict(charged_ratio=0.3, load_ms=5.0, select_ms=6.0, recompute_ms=7.0, waited_ms=2.0, paused_ms=1.0)
+    said |= dict(ratio=0.25, predicted_kl=None)
     return {**said, "chunks": [asdict(c) for c in chunks], "recomputed_positions": [3, 5, 12, 13], **changes}
 
 
@@ -44,6 +45,12 @@ def test_what_the_connector_tells() -> None:
     assert any("no calibration" in warning for warning in report.warnings)
 
 
+def test_what_auto_chose_once_the_chunks_were_known_is_told() -> None:
+    report = report_of(asked(), told(method="head", ratio=0.05, predicted_kl=0.012), 20, 0.0, 1.0)
+    assert (report.mode, report.requested_ratio, report.predicted_kl, report.predicted_ms) == ("head", 0.05, 0.012, 0.0)
+    assert report_of(asked("full"), None, 0, 0.0, 1.0).predicted_kl == 0.0
+
+
 def test_positions_are_the_connectors_and_those_that_vllm_computes_behind_them() -> None:
     assert report_of(asked(), told(), 20, 0.0, 1.0).recomputed_positions == (3, 5, 12, 13, 20, 21, 22)
     assert report_of(asked("full"), None, 4, 0.0, 1.0).recomputed_positions == tuple(range(4, 23))
@@ -51,7 +58,9 @@ def test_positions_are_the_connectors_and_those_that_vllm_computes_behind_them()
 
 
 def test_a_plan_that_the_connector_gave_up_is_a_full_prefill() -> None:
-    report = report_of(asked(), told(method="full", reason="why", cached=0, selected=0, charged_ratio=1.0), 0, 0.0, 1.0)
+    report = report_of(
+        asked(), told(method="full", reason="why", cached=0, selected=0, charged_ratio=1.0, ratio=1.0), 0, 0.0, 1.0
+    )
     assert (report.mode, report.requested_ratio, report.selected_ratio, report.charged_ratio) == ("full", 1.0, 1.0, 1.0)
 
 

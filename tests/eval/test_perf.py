@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from blend import Chunk, Engine, Plan, Prompt, StoreConfig, Text
 from blend.errors import InvalidInput, ResourceExhausted
 from blend.eval import calibrating
-from blend.eval.calibrating import assemble, default_of, points, speeds
+from blend.eval.calibrating import Setting, assemble, default_of, points, speeds
 from blend.eval.perf import Bench, Workload, _spread, drop_pages, percentiles
 from blend.eval.prompts import build_prompt
 from blend.eval.streams import Shape, measure, suffix_ms
@@ -160,7 +161,7 @@ def test_behind_a_cached_prefix_only_the_rest_is_computed(engine: Engine) -> Non
 def test_speeds_are_fitted_over_the_lengths(engine: Engine) -> None:
     told: list[float] = []
     found = speeds(engine, WORKLOAD, [100, 200, 400], 1, told.append)
-    assert (found.prefill.fewest, found.prefill.most) == (100, 400)
+    assert (found.passes.fewest, found.passes.most) == (7, 400), "of plain text alone, and of all"
     assert set(found.loads) == {"host", "disk", "disk-cold"}
     per_token = engine.stats().kv_bytes_per_token
     for curve in found.loads.values():
@@ -173,7 +174,7 @@ def test_a_calibration_is_not_made_of_chunks_that_found_no_room(tmp_path: Path) 
     with tiny.engine(tiny.save_model(tmp_path / "model"), tmp_path / "store", store=store) as small:
         prompt = build_prompt(small, samples.example())
         with pytest.raises(ResourceExhausted, match="no room for"):
-            list(calibrating.measure(small, samples.example(), prompt, [("query", 0.5)], max_new_tokens=2))
+            list(calibrating.measure(small, samples.example(), prompt, [Setting("query", 0.5)], max_new_tokens=2))
 
 
 def record(question: str, method: str, ratio: float | None, kl: float) -> Record:
@@ -186,7 +187,15 @@ def test_points_are_means_with_intervals_by_method_and_ratio() -> None:
     first, second = points([*records, record("a", "reuse", None, 0.5)])
     assert (first.method, first.ratio, second.method, second.ratio) == ("query", 0.15, "head", 0.3)
     assert (first.charged, first.kl, first.answer_kl, first.top1) == pytest.approx((0.1235, 0.2, 0.4, 0.8), abs=1e-4)
+    assert first.variant == second.variant == "plain"
     assert first.kl_low <= 0.2 <= first.kl_high and first.top1_low is not None and first.top1_low <= 0.8
+
+
+def test_points_of_variants_are_kept_apart_by_their_records_condition() -> None:
+    plain, behind = record("a", "query", 0.15, 0.4), record("a", "query", 0.15, 0.1)
+    found = points([plain, replace(behind, condition="conditioned")])
+    assert [(point.variant, point.kl) for point in found] == [("plain", 0.4), ("conditioned", 0.1)]
+    assert default_of(found[::-1]).variant == "plain"
 
 
 def test_the_default_is_the_point_nearest_to_the_planners_ratio() -> None:
@@ -203,4 +212,4 @@ def test_a_calibration_is_put_together_and_can_be_read(engine: Engine) -> None:
     found = points([record("a", "query", 0.15, 0.1)])
     made = assemble("m", "made up", 1, found, times)
     assert parse(json.dumps(made.as_dict()), "test") == made
-    assert made.default == found[0] and made.prefill == times.prefill
+    assert made.default == found[0] and made.passes == times.passes

@@ -55,6 +55,8 @@ reports = st.builds(
     warnings=st.lists(texts, max_size=2).map(tuple),
     recomputed_positions=st.none() | st.lists(counts, max_size=5).map(tuple),
     comparison=st.none() | st.builds(Comparison, times, times, st.booleans()),
+    predicted_ms=times,
+    predicted_kl=st.none() | times,
 )
 answers = st.builds(
     Answer,

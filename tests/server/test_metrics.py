@@ -8,9 +8,10 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -18,7 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from blend.config import OperationsConfig, SecurityConfig, ServerConfig
 from blend.errors import Closed, InvalidConfig
-from blend.recompute.planner import decide, give_up, settle
+from blend.model.decoder import Decoder
+from blend.recompute.calibration import parse
+from blend.recompute.cost import Work
+from blend.recompute.found import Found, Probe
+from blend.recompute.planner import Decision, PrefillSpeed, decide, give_up, settle
 from blend.types import Plan, Usage
 from blend_server import audit
 from blend_server.client import Client, Document, Retries, ServiceError
@@ -30,6 +35,7 @@ from blend_server.operations.sheet import Sheet
 from blend_server.operations.tenants import TenantCounts
 from blend_server.server import BlendServer
 from tests.server.accounts import Accounts
+from tests.serving.fakes import FakeDecoder
 
 LIGHT = Document("light", "The lighthouse was built in 1888. " * 12, "Lighthouse")
 Start = Callable[..., BlendServer]
@@ -260,13 +266,21 @@ def test_the_reasons_of_plans_have_a_word_each() -> None:
     asked = decide(Plan("query"), None)
     uncalibrated = decide(Plan("auto"), None)
     automatic = replace(asked, automatic=True, max_charged=0.15)
-    little = settle(automatic, cached=100, probe=0, rows=90, tokens=100, layers=4)
-    nothing = settle(automatic, cached=0, probe=0, rows=9, tokens=9, layers=4)
-    costly = settle(automatic, cached=10, probe=1000, rows=9, tokens=100, layers=4)
+    file = resources.files("blend.recompute") / "calibrations" / "smollm2-135m.json"
+    known, speed = parse(file.read_bytes(), "the default model's"), PrefillSpeed(cast(Decoder, FakeDecoder()))
+
+    def settled(cached: int, probe: int, text: int, exact: int = 0) -> Decision:
+        mandatory, candidates = Work.at(range(cached, cached + text)), Work.at(range(exact, cached))
+        found = Found(cached + text, cached, 4, mandatory, candidates, 0.0, lambda method: Probe(probe))
+        return settle(automatic, Plan(), known, found, speed)
+
+    little, nothing, costly = settled(100, 0, 9000), settled(0, 0, 9), settled(10, 1000, 90)
+    prefix = settled(100, 0, 9, exact=100)
     lost = give_up(asked, "two chunks were lost while they were loaded: disk")
-    said = [short(decision.reason) for decision in (asked, uncalibrated, little, nothing, costly, lost)]
-    assert said == ["asked", "uncalibrated", "little_saved", "nothing_stored", "choosing_too_costly", "chunks_lost"]
-    assert short("calibrated mean KL 0.012 at ratio 0.1") == "calibrated"
+    said = [short(decision.reason) for decision in (asked, uncalibrated, little, nothing, costly, prefix, lost)]
+    automatic_ones = ["little_saved", "nothing_stored", "choosing_too_costly", "exact_prefix"]
+    assert said == ["asked", "uncalibrated", *automatic_ones, "chunks_lost"]
+    assert short("calibrated mean KL 0.012 (at most 0.020) at ratio 0.1") == "calibrated"
     assert short("something new 17") == "other"
 
 

@@ -34,8 +34,8 @@ class Asked:
 def report_of(asked: Asked, told: Mapping[str, Any] | None, found: int, queue_ms: float, ttft_ms: float) -> Report:
     """Return the report of a request.
 
-    What vLLM does not tell stays 0: no full prefill's time is estimated, and ``Timings.fetch`` is all of looking up,
-    loading and placing.
+    What vLLM does not tell stays 0: no time is predicted, no full prefill's estimated, and ``Timings.fetch`` is all of
+    looking up, loading and placing.
 
     Args:
         asked: the request.
@@ -66,6 +66,7 @@ def report_of(asked: Asked, told: Mapping[str, Any] | None, found: int, queue_ms
             chunks=(),
             timings=timings,
             full_estimate_ms=0.0,
+            predicted_kl=decision.predicted_kl,
             warnings=_warnings(asked, decision.method, found),
             recomputed_positions=positions,
         )
@@ -83,6 +84,7 @@ def report_of(asked: Asked, told: Mapping[str, Any] | None, found: int, queue_ms
         chunks=_unused(asked) if exact else (),
         timings=timings,
         full_estimate_ms=0.0,
+        predicted_kl=0.0,
         warnings=_warnings(asked, "full", found),
         recomputed_positions=positions,
     )
@@ -103,7 +105,7 @@ def _blended(asked: Asked, told: Mapping[str, Any], queue_ms: float, ttft_ms: fl
         cached=cached,
         mandatory=tokens - cached,
         selected=selected,
-        requested_ratio=1.0 if full else asked.decision.ratio,
+        requested_ratio=told["ratio"],
         selected_ratio=1.0 if full else selected / cached if cached else 0.0,
         charged_ratio=told["charged_ratio"],
         chunks=tuple(ChunkReport(**chunk) for chunk in told["chunks"]),
@@ -115,6 +117,7 @@ def _blended(asked: Asked, told: Mapping[str, Any], queue_ms: float, ttft_ms: fl
             first_token=ttft_ms,
         ),
         full_estimate_ms=0.0,
+        predicted_kl=told["predicted_kl"],
         warnings=_warnings(asked, method, computed),
         recomputed_positions=positions,
     )

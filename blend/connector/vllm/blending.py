@@ -16,6 +16,7 @@ from blend.connector.vllm.pages import Pages
 from blend.connector.vllm.tasks import checkpoint, clock, rows_at_once
 from blend.errors import TierUnavailable
 from blend.filling import ChunkLost, Filling, Loaded, Lost
+from blend.finding import found_of
 from blend.model.decoder import Decoder
 from blend.pipeline import describe
 from blend.recompute import planner
@@ -42,6 +43,8 @@ class Blender:
         self._pages = pages
         self._chunks = chunks
         self._calibration = calibration
+        # Told of no pass, it compares by FLOPs: ranks that share the model decide alike, however long they take.
+        self._speed = planner.PrefillSpeed(decoder)
 
     def find(self, job: Job) -> Filling:
         """Look up a job's chunks, and wait as long as the store's prefetch policy says. From any thread."""
@@ -109,6 +112,7 @@ class Blender:
             load_ms=0.0,
             select_ms=0.0,
             recompute_ms=(clock() - begun) * 1e3,
+            predicted_kl=0.0,
         )
 
     def _attempt(self, job: Job, decision: planner.Decision, filling: Filling) -> tuple[Report, tuple[Chunk, ...]]:
@@ -135,6 +139,8 @@ class Blender:
             load_ms=(laid_out - begun) * 1e3,
             select_ms=(chosen - laid_out) * 1e3,
             recompute_ms=(clock() - chosen) * 1e3,
+            ratio=decision.ratio,
+            predicted_kl=decision.predicted_kl,
             selected_positions=tuple(selected.tolist()) if request.positions else None,
             recomputed_positions=tuple(rows.tolist()) if request.positions else None,
         )
@@ -149,15 +155,9 @@ class Blender:
         token_ids = torch.tensor(prompt.token_ids, device=decoder.device)
         loaded = filling.settle()
         blend = describe(decoder, prompt, canvas, token_ids, loaded, max_rows)
-        chooser = selector(decision.method)
-        decision = planner.settle(
-            decision,
-            cached=blend.cached,
-            probe=0 if chooser is None else chooser.probe_cost(blend),
-            rows=len(prompt) - blend.cached,
-            tokens=len(prompt),
-            layers=decoder.layers,
-        )
+        found = found_of(blend, loaded)
+        # An exact prefix is for vLLM's own cache to find.
+        decision = planner.settle(decision, request.plan, self._calibration, found, self._speed, prefix=False)
         if decision.method == "full":
             loaded = loaded.unused()
             return decision, loaded, describe(decoder, prompt, canvas, token_ids, loaded, max_rows)

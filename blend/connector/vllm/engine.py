@@ -52,8 +52,8 @@ class VllmEngine:
     """Answers prompts by vLLM, from the same stored chunks as :class:`blend.Engine`. Thread-safe.
 
     It has those of that class's methods that a service calls, with the same arguments and meaning. Three things
-    differ: ``compare_full`` is refused, ``full_estimate_ms`` stays 0, for nothing here knows it, and an answer's
-    ``Timings.fetch`` stands for looking up, loading and placing.
+    differ: ``compare_full`` is refused, ``full_estimate_ms`` and ``predicted_ms`` stay 0, for nothing here knows them,
+    and an answer's ``Timings.fetch`` stands for looking up, loading and placing.
 
     Args:
         config: model, dtype, sink, kernels and store; the rest is vLLM's own.

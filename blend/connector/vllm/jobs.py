@@ -38,8 +38,9 @@ class Report:
     ``computed`` tokens were there already, in blocks that vLLM found again, and ``filled`` ones behind them were filled
     in. ``cached`` tokens of the prompt came from the store, ``selected`` of these were to be computed afresh, and
     ``recomputed`` counts what was computed in the blocks, plain text included. ``charged_ratio`` is as in
-    :class:`blend.Report`. Times are in milliseconds: ``waited_ms`` until its turn came, the store's included, then
-    ``load_ms``, ``select_ms`` and ``recompute_ms`` of work, and ``paused_ms`` in which the engine's steps went on.
+    :class:`blend.Report`, and so is ``predicted_kl``; ``ratio`` is the one that was asked for. Times are in
+    milliseconds: ``waited_ms`` until its turn came, the store's included, then ``load_ms``, ``select_ms`` and
+    ``recompute_ms`` of work, and ``paused_ms`` in which the engine's steps went on.
     """
 
     method: str
@@ -56,6 +57,8 @@ class Report:
     recompute_ms: float
     waited_ms: float = 0.0
     paused_ms: float = 0.0
+    ratio: float = 1.0
+    predicted_kl: float | None = None
     selected_positions: tuple[int, ...] | None = None
     recomputed_positions: tuple[int, ...] | None = None
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 
 from rich.console import Console
 from rich.table import Table
@@ -15,17 +18,23 @@ from blend.engine import Engine
 from blend.errors import InvalidInput
 from blend.eval import calibrating, results
 from blend.eval.bars import bar
+from blend.eval.calibrating import Setting
+from blend.eval.datasets import Dataset
 from blend.eval.journal import Header, Journal
 from blend.eval.measuring import identity, load_dataset
+from blend.eval.neighbours import NEIGHBOURS, behind, nearest
 from blend.eval.perf import tiered_engine, workload
 from blend.eval.plan import plan
-from blend.eval.prompts import Prepared, prepare
+from blend.eval.prompts import Asked, Prepared, prepare
 from blend.eval.settings import MeasuringSettings, setting
 from blend.eval.stats import Estimate
-from blend.eval.values import Record
+from blend.eval.values import Level, Record
 from blend.model import source
+from blend.rag.embedding import Embedder
 from blend.recompute import calibration
-from blend.recompute.calibration import Calibration
+from blend.recompute.calibration import Calibration, StoredVariant
+from blend.recompute.cost import Work
+from blend.types import Chunk
 from blend.versions import environment
 
 HELP = "measure a model once, for method auto and its quality target to go by"
@@ -33,6 +42,7 @@ HELP = "measure a model once, for method auto and its quality target to go by"
 EXAMPLES = """\
 blend-eval calibrate --model ./my-model
 blend-eval calibrate --dataset questions.json --limit 40 --ratios 0.1,0.2 --output blend_calibration.json
+blend-eval calibrate --variants plain,conditioned --neighbours 3 --seconds 3600 --results calibrating
 """
 
 
@@ -50,18 +60,28 @@ class CalibrateSettings(MeasuringSettings):
     ratios: tuple[float, ...] = setting(
         (0.05, 0.1, 0.15, 0.3), "most that is charged, probes included, as shares of cached tokens"
     )
+    variants: tuple[StoredVariant, ...] = setting(
+        ("plain",), "how chunks are stored: plain, conditioned (encoded behind their nearest passages), or both"
+    )
+    neighbours: int = setting(NEIGHBOURS, "passages that each conditioned one is encoded behind, of the whole data set")
+    seconds: float | None = setting(
+        None, "after so many seconds no further question is begun; with --results they can go on (default: all are)"
+    )
     output: str | None = setting(None, "file to write (default: blend_calibration.json beside the model's weights)")
     lengths: tuple[int, ...] = setting((256, 512, 1024, 2048), "tokens of the prompts that speed is measured with")
     repeats: int = setting(3, "how often each of them is measured; the best counts")
 
-    HOW = MeasuringSettings.HOW | {"output"}
+    HOW = MeasuringSettings.HOW | {"output", "seconds"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.lengths) < 1:
             raise InvalidInput("lengths", self.lengths, "numbers of 1 or more")
-        if self.repeats < 1:
-            raise InvalidInput("repeats", self.repeats, "1 or more")
+        for name in ("repeats", "neighbours"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(name, getattr(self, name), "1 or more")
+        if self.seconds is not None and self.seconds <= 0:
+            raise InvalidInput("seconds", self.seconds, "a number above 0")
 
 
 SETTINGS = CalibrateSettings
@@ -72,7 +92,10 @@ def run(settings: CalibrateSettings, console: Console) -> int:
     planned = tuple(p for p in plan(settings.methods, settings.ratios) if p.method != "full")
     calibrating.check(settings.methods)
     output = _writable(settings)
-    made = _measure(settings, [(p.method, p.ratio) for p in planned if p.ratio is not None])
+    wanted = [
+        Setting(p.method, p.ratio, variant) for variant in settings.variants for p in planned if p.ratio is not None
+    ]
+    made = _measure(settings, wanted)
     results.replace(output, results.dumps(made.as_dict()))
     if settings.json:
         sys.stdout.write(results.dumps(made.as_dict()))
@@ -92,8 +115,9 @@ def _writable(settings: CalibrateSettings) -> Path:
     return output
 
 
-def _measure(settings: CalibrateSettings, points: list[tuple[str, float]]) -> Calibration:
+def _measure(settings: CalibrateSettings, wanted: list[Setting]) -> Calibration:
     dataset = load_dataset(settings)
+    near = _near(settings, dataset)
     with ExitStack() as stack:
         journal = None
         if settings.results is not None:
@@ -108,7 +132,7 @@ def _measure(settings: CalibrateSettings, points: list[tuple[str, float]]) -> Ca
             if journal.header is None:
                 asked = tuple(one.key for one in prepared.asked)
                 journal.begin(Header(measured, known, where, asked, prepared.dropped))
-        records = _losses(settings, engine, prepared, points, journal)
+        records = _losses(settings, engine, prepared, wanted, journal, behind(engine, near))
         load = workload(engine, dataset.examples)
         room = engine.decoder.max_positions - 1
         with bar("speed", show=not settings.json) as tell:
@@ -118,27 +142,48 @@ def _measure(settings: CalibrateSettings, points: list[tuple[str, float]]) -> Ca
     return calibrating.assemble(settings.model, about, questions, calibrating.points(records), times)
 
 
+def _near(settings: CalibrateSettings, dataset: Dataset) -> dict[str, tuple[str, ...]]:
+    """Return each passage's neighbours, where they are wanted. The packaged model embeds every passage once."""
+    if "conditioned" not in settings.variants:
+        return {}
+    passages = (passage for example in dataset.examples for passage in example.passages)
+    found = nearest(passages, Embedder(), settings.neighbours)
+    if len(found) < 2:
+        raise InvalidInput("variants", "conditioned", "plain alone: the data set has one passage")
+    return found
+
+
 def _losses(
     settings: CalibrateSettings,
     engine: Engine,
     prepared: Prepared,
-    points: list[tuple[str, float]],
+    wanted: list[Setting],
     journal: Journal | None,
+    behind: Mapping[Chunk, Sequence[Chunk]],
 ) -> list[Record]:
-    """Return every record, those of a stopped run included, question by question."""
+    """Return every record, those of a stopped run included, question by question, as far as there is time."""
     found = {} if journal is None else {record.key: record for record in journal.records}
-    total = len(prepared.asked) * len(points)
-    with bar("answers", total, len(found), show=not settings.json) as tell:
+    asked = list[Asked]()
+    until = math.inf if settings.seconds is None else perf_counter() + settings.seconds
+    with bar("answers", len(prepared.asked) * len(wanted), len(found), show=not settings.json) as tell:
         for one in prepared.asked:
-            missing = [point for point in points if (*one.key, *point) not in found]
+            missing = [setting for setting in wanted if _key(one, setting) not in found]
+            if missing and asked and perf_counter() > until:
+                continue
+            asked.append(one)
             for record in calibrating.measure(
-                engine, one.example, one.prompt, missing, max_new_tokens=settings.max_new_tokens
+                engine, one.example, one.prompt, missing, max_new_tokens=settings.max_new_tokens, behind=behind
             ):
                 if journal is not None:
                     journal.add(record)
                 found[record.key] = record
                 tell(len(found))
-    return [found[(*one.key, *point)] for one in prepared.asked for point in points]
+    return [found[_key(one, setting)] for one in asked for setting in wanted]
+
+
+def _key(one: Asked, setting: Setting) -> tuple[str, str, Level, int, str, float | None]:
+    """The key of a prompt's record in a setting."""
+    return (one.example.id, setting.condition, one.level, one.order, setting.method, setting.ratio)
 
 
 def _show(console: Console, made: Calibration, output: Path) -> None:
@@ -146,8 +191,8 @@ def _show(console: Console, made: Calibration, output: Path) -> None:
         title=f"{made.model}: {made.questions} questions of {made.data}",
         caption="against full prefill: mean [95% interval], KL in nats; answer KL along full prefill's greedy answer",
     )
-    for column in ("method", "ratio", "charged", "first-token KL", "answer KL", "top-1"):
-        table.add_column(column, justify="left" if column == "method" else "right")
+    for column in ("method", "chunks", "ratio", "charged", "first-token KL", "answer KL", "top-1"):
+        table.add_column(column, justify="left" if column in ("method", "chunks") else "right")
     for p in made.points:
         values = [
             str(Estimate(mean or 0.0, low or 0.0, high or 0.0, made.questions))
@@ -158,11 +203,11 @@ def _show(console: Console, made: Calibration, output: Path) -> None:
             )
         ]
         default = " (default)" if p == made.default else ""
-        table.add_row(p.method + default, f"{p.ratio:g}", f"{p.charged:.3f}", *values)
+        table.add_row(p.method + default, p.variant, f"{p.ratio:g}", f"{p.charged:.3f}", *values)
     console.print(table)
-    if made.prefill is not None:
-        ms = made.prefill.ms(made.prefill.most)
-        console.print(f"full prefill: {ms:.0f} ms at {made.prefill.most} tokens on {made.machine}")
+    if made.passes is not None:
+        ms = made.passes.of(Work.full(made.passes.most))
+        console.print(f"full prefill: {ms:.0f} ms at {made.passes.most} tokens on {made.machine}")
     for tier, curve in made.loads.items():
         rate = curve.most / 1e6 / curve.ms(curve.most)
         console.print(f"chunks from {tier}: {rate:.2f} GB/s at {curve.most / 1e6:.0f} MB")

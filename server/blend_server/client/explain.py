@@ -103,7 +103,8 @@ def page(found: Explained) -> str:
 
 
 def _facts(report: Report) -> Iterator[Fact]:
-    yield Fact("TTFT", milliseconds(report.timings.ttft), "request to first token")
+    predicted = f"; {milliseconds(report.predicted_ms)} predicted" if report.predicted_ms > 0 else ""
+    yield Fact("TTFT", milliseconds(report.timings.ttft), f"request to first token{predicted}")
     if report.full_ms > 0:
         yield Fact("full prefill", milliseconds(report.full_ms), _how(report))
         yield Fact("speed-up", f"{number(report.speedup, 2)} ×", "full prefill over TTFT")
@@ -113,7 +114,11 @@ def _facts(report: Report) -> Iterator[Fact]:
         yield Fact("charged", number(report.charged_ratio), f"of the cached tokens; {ratios}")
     if (comparison := report.comparison) is not None:
         agrees = "the same" if comparison.top1_agrees else "another"
-        yield Fact("first-token KL", number(comparison.first_token_kl, 4), f"nats; {agrees} most likely token")
+        expected = "" if report.predicted_kl is None else f"; {number(report.predicted_kl, 4)} predicted"
+        note = f"nats; {agrees} most likely token{expected}"
+        yield Fact("first-token KL", number(comparison.first_token_kl, 4), note)
+    elif report.predicted_kl is not None:
+        yield Fact("predicted KL", number(report.predicted_kl, 4), "nats, of the first token, by the calibration")
 
 
 def _how(report: Report) -> str:

@@ -88,7 +88,11 @@ def details(console: Console, made: Report, retrieve_ms: float) -> None:
     ]
     if (comparison := made.comparison) is not None:
         agrees = "the same" if comparison.top1_agrees else "another"
-        rows.append(("fidelity", f"KL {comparison.first_token_kl:.4f} nats, {agrees} most likely first token"))
+        expected = "" if made.predicted_kl is None else f" ({made.predicted_kl:.4f} predicted)"
+        kl = f"KL {comparison.first_token_kl:.4f} nats{expected}"
+        rows.append(("fidelity", f"{kl}, {agrees} most likely first token"))
+    elif made.predicted_kl is not None:
+        rows.append(("fidelity", f"KL {made.predicted_kl:.4f} nats predicted"))
     if made.recomputed_positions is not None:
         rows.append(("positions", ranges(made.recomputed_positions)))
     _rows(console, [*rows, *(("warning", warning) for warning in made.warnings)])
@@ -118,11 +122,13 @@ def _where(made: Report) -> str:
 
 
 def _first_token(made: Report) -> str:
+    said = milliseconds(made.timings.ttft)
+    if made.predicted_ms > 0:
+        said += f" ({milliseconds(made.predicted_ms)} predicted)"
     if made.full_ms <= 0 or (made.cached == 0 and made.comparison is None):
-        return milliseconds(made.timings.ttft)
+        return said
     how = "measured" if made.comparison else "estimated"
-    full = f"full prefill {milliseconds(made.full_ms)} ({how})"
-    return f"{milliseconds(made.timings.ttft)}; {full}, {made.speedup:.2f} times as long"
+    return f"{said}; full prefill {milliseconds(made.full_ms)} ({how}), {made.speedup:.2f} times as long"
 
 
 def _spent(made: Report, retrieve_ms: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 _REASONS = (
     ("as asked", "asked"),
     ("calibrated mean KL", "calibrated"),
+    ("an exact prefix", "exact_prefix"),
     ("this model has no calibration", "uncalibrated"),
     ("no calibrated setting", "too_costly"),
     ("no chunk was in the store", "nothing_stored"),

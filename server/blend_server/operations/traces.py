@@ -134,6 +134,7 @@ def _attributes(answer: Answer) -> dict[str, AttributeValue]:
         "blend.generated_tokens": len(answer.token_ids),
         "blend.charged_ratio": report.charged_ratio,
         "blend.ttft_ms": report.timings.ttft,
+        "blend.predicted_ms": report.predicted_ms,
         "blend.finish": answer.finish_reason,
         "blend.tiers": tiers,
         **{f"blend.chunks.{outcome}": count for outcome, count in chunks.items()},

@@ -154,23 +154,65 @@ def test_calibrate_writes_what_the_engine_reads(
         assert [p.ratio for p in made.points] == [0.3, 0.6]
         assert all(p.charged <= p.ratio for p in made.points), "probes are inside the ratio"
         assert all(p.answer_kl is not None and p.top1_low is not None for p in made.points)
-        assert made.prefill is not None and (made.prefill.fewest, made.prefill.most) == (200, 300)
+        assert made.passes is not None and made.passes.most == 300 and {p.variant for p in made.points} == {"plain"}
         assert set(made.loads) == {"host", "disk", "disk-cold"}
         prompt = tiny.prompt(chunks=6)
         engine.precompute(tiny.chunks_of(prompt))
         report = engine.prefill(prompt, Plan(max_charged=0.5)).report
         assert report.mode == "query" and report.charged_ratio <= 0.5
         assert not report.warnings
-        assert engine.prefill(prompt, Plan(max_kl=made.points[-1].kl, max_charged=1.0)).report.mode == "query"
+        assert engine.prefill(prompt, Plan(max_kl=made.points[-1].kl_high, max_charged=1.0)).report.mode == "query"
     before = made.points
     (model / calibration.FILE_NAME).unlink()
     assert command.main([*line, "--json"]) == 0
     assert calibration.parse(capsys.readouterr().out, "test").points == before, "losses are not measured again"
 
 
+def test_calibrate_measures_both_variants_in_bounded_time(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["calibrate", *arguments(model, data, "--methods", "random", "--ratios", "0.3", "--lengths", "200")]
+    line += [
+        "--variants",
+        "plain,conditioned",
+        "--neighbours",
+        "2",
+        "--repeats",
+        "1",
+        "--results",
+        str(tmp_path / "out"),
+    ]
+    assert command.main([*line, "--seconds", "0.001", "--json"]) == 0
+    made = calibration.parse(capsys.readouterr().out, "test")
+    assert made.questions == 1, "no further one was begun"
+    assert [(p.variant, p.method, p.ratio) for p in made.points] == [
+        ("plain", "random", 0.3),
+        ("conditioned", "random", 0.3),
+    ]
+    assert made.points[0].kl != made.points[1].kl, "they are other chunks"
+    assert command.main([*line, "--seconds", "600", "--json"]) == 0
+    more = calibration.parse(capsys.readouterr().out, "test")
+    assert more.questions == 3 and more.default.variant == "plain"
+    assert command.main(line) == 0
+    assert "conditioned" in capsys.readouterr().out
+
+
+def test_calibrate_refuses_neighbours_where_there_are_none(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"question": "What?", "answers": ["this"], "ctxs": [{"title": "", "text": "All that there is is this."}]}
+    (tmp_path / "one.json").write_text(json.dumps([row]))
+    assert command.main(["calibrate", *arguments(model, tmp_path / "one.json", "--variants", "conditioned")]) == 2
+    assert "one passage" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
+        (["calibrate", "--variants", "best", "--output", "x.json"], "plain"),
+        (["calibrate", "--variants", "plain,plain", "--output", "x.json"], "each once"),
+        (["calibrate", "--neighbours", "0", "--output", "x.json"], "neighbours"),
+        (["calibrate", "--seconds", "0", "--output", "x.json"], "seconds"),
         (["calibrate", "--methods", "query,full", "--output", "x.json"], "full"),
         (["calibrate", "--methods", "oracle", "--output", "x.json"], "oracle"),
         (["calibrate", "--output", "nowhere/x.json"], "nowhere"),

@@ -334,7 +334,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("mode", "reason", "tokens", "cached", "mandatory", "selected", "requested_ratio", "selected_ratio", "charged_ratio", "chunks", "timings", "full_estimate_ms", "warnings", "recomputed_positions", "comparison", "full_ms", "speedup")
+    __slots__ = ("mode", "reason", "tokens", "cached", "mandatory", "selected", "requested_ratio", "selected_ratio", "charged_ratio", "chunks", "timings", "full_estimate_ms", "warnings", "recomputed_positions", "comparison", "full_ms", "speedup", "predicted_ms", "predicted_kl")
     MODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +352,8 @@ class Report(_message.Message):
     COMPARISON_FIELD_NUMBER: _ClassVar[int]
     FULL_MS_FIELD_NUMBER: _ClassVar[int]
     SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_KL_FIELD_NUMBER: _ClassVar[int]
     mode: str
     reason: str
     tokens: int
@@ -369,7 +371,9 @@ class Report(_message.Message):
     comparison: Comparison
     full_ms: float
     speedup: float
-    def __init__(self, mode: _Optional[str] = ..., reason: _Optional[str] = ..., tokens: _Optional[int] = ..., cached: _Optional[int] = ..., mandatory: _Optional[int] = ..., selected: _Optional[int] = ..., requested_ratio: _Optional[float] = ..., selected_ratio: _Optional[float] = ..., charged_ratio: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[ChunkReport, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., full_estimate_ms: _Optional[float] = ..., warnings: _Optional[_Iterable[str]] = ..., recomputed_positions: _Optional[_Union[Positions, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ..., full_ms: _Optional[float] = ..., speedup: _Optional[float] = ...) -> None: ...
+    predicted_ms: float
+    predicted_kl: float
+    def __init__(self, mode: _Optional[str] = ..., reason: _Optional[str] = ..., tokens: _Optional[int] = ..., cached: _Optional[int] = ..., mandatory: _Optional[int] = ..., selected: _Optional[int] = ..., requested_ratio: _Optional[float] = ..., selected_ratio: _Optional[float] = ..., charged_ratio: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[ChunkReport, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., full_estimate_ms: _Optional[float] = ..., warnings: _Optional[_Iterable[str]] = ..., recomputed_positions: _Optional[_Union[Positions, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ..., full_ms: _Optional[float] = ..., speedup: _Optional[float] = ..., predicted_ms: _Optional[float] = ..., predicted_kl: _Optional[float] = ...) -> None: ...
 
 class Positions(_message.Message):
     __slots__ = ("positions",)
