@@ -21,6 +21,11 @@ def point(ratio: float, kl: float, variant: str) -> dict[str, Any]:
 POINTS = [point(0.3, 0.05, "plain"), point(0.05, 0.02, "conditioned")]
 
 
+@pytest.fixture(autouse=True)
+def _load_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.load_for_nothing(monkeypatch)
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     model = tiny.save_model(tmp_path / "model")

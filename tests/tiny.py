@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from blend import Chunk, Engine, EngineConfig, Prompt, StoreConfig, Text
+from blend.recompute.planner import PrefillSpeed
 
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -97,6 +99,11 @@ def engine(model: Path, directory: Path, **changes: Any) -> Engine:
         store=StoreConfig(host_bytes=64 << 20, disk_bytes=256 << 20, directory=directory, fsync=False),
     )
     return Engine(EngineConfig(**{**settings, **changes}))
+
+
+def load_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Have engines not learn what loading takes: so small a model computes as fast, and ``auto`` would see that."""
+    patch.setattr(PrefillSpeed, "loaded", lambda speed, nbytes, milliseconds: None)
 
 
 def random_ids(count: int, seed: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from blend_server.server import BlendServer
 from tests.server.accounts import Accounts
 from tests.server.conftest import config
 from tests.serving.fakes import wait_until
-from tests.tiny import save_model
+from tests.tiny import load_for_nothing, save_model
 
 FERRY = Document("ferry", "The ferry leaves the north pier at nine. It carries forty cars. " * 4, "Ferry")
 
@@ -54,7 +54,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    load_for_nothing(monkeypatch)
     made = Watched(tmp_path)
     with made.server:
         yield made

@@ -22,6 +22,11 @@ ALL = ShadowConfig(share=1.0)
 TRIPS = ShadowConfig(share=1.0, max_kl=1e-9, window=4, least=2)
 
 
+@pytest.fixture(autouse=True)
+def _load_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.load_for_nothing(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose calibration has ``auto`` blend."""
