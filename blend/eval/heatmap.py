@@ -87,6 +87,10 @@ class _Scored(Selector):
         """The other's."""
         return self._inner.exact_until(blend)
 
+    def ahead(self, blend: Blend, rows: int) -> torch.Tensor:
+        """The other's."""
+        return self._inner.ahead(blend, rows)
+
     def scores(self, blend: Blend) -> torch.Tensor:
         """The other's, kept."""
         self.kept = self._inner.scores(blend).cpu()

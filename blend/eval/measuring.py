@@ -11,14 +11,14 @@ from typing import Any
 from blend.config import EngineConfig, StoreConfig
 from blend.engine import Engine
 from blend.errors import InvalidInput
-from blend.eval import datasets, results
+from blend.eval import datasets, methods, neighbours, results
 from blend.eval.bars import bar
 from blend.eval.datasets import Dataset
 from blend.eval.heatmap import heatmap, subject
 from blend.eval.journal import Header, Journal
 from blend.eval.metrics import text_scores
 from blend.eval.perf import warm_up
-from blend.eval.plan import Planned, plan
+from blend.eval.plan import Planned, conditioned, plan
 from blend.eval.prompts import Vary, as_it_is, prepare
 from blend.eval.runner import CLOSENESS, NAMESPACE, measure
 from blend.eval.settings import MeasuringSettings, Settings
@@ -26,6 +26,7 @@ from blend.eval.summary import summarize
 from blend.eval.values import Heatmap, Identity, Kind, PromptKey, Record, Results
 from blend.model import source
 from blend.model.fingerprint import weights_digest
+from blend.rag.embedding import Embedder
 from blend.recompute import select
 from blend.types import Chunk, Plan, Prompt
 from blend.versions import Environment, environment
@@ -161,6 +162,7 @@ def _measure(
         shown = subject(planned)
         done = {record.key for record in records}
         tell = stack.enter_context(bar("answers", len(asked) * len(planned), len(done), show=not settings.json))
+        related = _related(engine, dataset, settings.neighbours) if conditioned(planned) else None
         if len(records) < len(asked) * len(planned):
             _warm_up(engine, prepared.asked[0].prompt, planned)
         for one in prepared.asked:
@@ -174,6 +176,8 @@ def _measure(
                 condition=one.condition,
                 level=one.level,
                 order=one.order,
+                capped=settings.capped,
+                related=related,
             )
             for record in found:
                 records.append(record)
@@ -187,10 +191,17 @@ def _measure(
     return _Found(_in_order(records, asked, planned), drawn, where, known, prepared.dropped)
 
 
+def _related(engine: Engine, dataset: Dataset, count: int) -> dict[Chunk, tuple[Chunk, ...]]:
+    """Return the chunks that each passage is encoded behind: its ``count`` nearest ones of the whole data set."""
+    passages = [passage for example in dataset.examples for passage in example.passages]
+    return neighbours.behind(engine, neighbours.nearest(passages, Embedder(), count))
+
+
 def _warm_up(engine: Engine, prompt: Prompt, planned: Sequence[Planned]) -> None:
     """Run each of the engine's methods once over the beginnings of a prompt's chunks."""
     short = [Chunk(s.token_ids[:_WARM]) if isinstance(s, Chunk) else s for s in prompt.segments]
-    plans = {p.method: Plan(p.method, p.ratio) for p in planned if p.method in select.methods()}
+    named = [(methods.split(p.method)[0], p.ratio) for p in planned]
+    plans = {method: Plan(method, ratio) for method, ratio in named if method in select.methods()}
     warm_up(engine, Prompt(short), plans.values())
 
 

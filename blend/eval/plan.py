@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from blend.errors import InvalidInput
@@ -29,6 +29,11 @@ FULL = Planned("full")
 REUSE = Planned("reuse")
 
 
+def conditioned(planned: Iterable[Planned]) -> bool:
+    """Return whether any of them runs over conditioned chunks, or may: ``auto`` takes them where they are stored."""
+    return any(methods.split(p.method)[1] != "plain" for p in planned)
+
+
 def plan(names: Sequence[str], ratios: Sequence[float]) -> tuple[Planned, ...]:
     """Return every method at every ratio, in the order named; full prefill, which all is held against, comes first.
 
@@ -42,5 +47,7 @@ def plan(names: Sequence[str], ratios: Sequence[float]) -> tuple[Planned, ...]:
     for name in names:
         if name not in methods.names():
             raise unknown("methods", name, methods.names())
-        found += [Planned(name)] if name in WITHOUT_RATIO else [Planned(name, ratio) for ratio in ratios]
+        found += (
+            [Planned(name)] if methods.split(name)[0] in WITHOUT_RATIO else [Planned(name, ratio) for ratio in ratios]
+        )
     return tuple(dict.fromkeys(found))

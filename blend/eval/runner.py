@@ -11,10 +11,10 @@ from blend.eval import methods
 from blend.eval.datasets import Example
 from blend.eval.fidelity import FullPrefill, closeness, full_prefill
 from blend.eval.metrics import METRICS, text_scores
-from blend.eval.plan import FULL, Planned
+from blend.eval.plan import FULL, Planned, conditioned
 from blend.eval.prompts import chunks_of
 from blend.eval.values import Level, Record
-from blend.types import Prefill, Prompt, Report, Text
+from blend.types import Chunk, Prefill, Prompt, Report, Text
 
 NAMESPACE = "evaluation"
 
@@ -40,6 +40,8 @@ def measure(
     condition: str = "",
     level: Level = None,
     order: int = 0,
+    capped: bool = False,
+    related: Mapping[Chunk, Sequence[Chunk]] | None = None,
 ) -> Iterator[Record]:
     """Measure one prompt; yields a record a method as soon as it is there, in the order given.
 
@@ -54,6 +56,9 @@ def measure(
         max_new_tokens: most tokens of an answer.
         metrics: which are wanted.
         condition, level, order: what the records say was varied.
+        capped: whether ratios are caps on the charge, probes included.
+        related: the chunks that a chunk's conditioned variant is encoded behind; others have no such variant, and run
+            as they are.
 
     Raises:
         InvalidInput: a prompt without a question behind its chunks.
@@ -64,7 +69,7 @@ def measure(
     question = prompt.segments[-1]
     if not isinstance(question, Text):
         raise InvalidInput("prompt", "a chunk at its end", "a question behind the last chunk")
-    engine.precompute(chunks_of(prompt), namespace=namespace)
+    encode(engine, prompt, namespace, related if conditioned(planned) else None)
     full: FullPrefill | None = None
 
     def run(wanted: Planned) -> Prefill:
@@ -76,6 +81,7 @@ def measure(
             prompt,
             namespace=namespace,
             reserve=max_new_tokens,
+            capped=capped,
             reference=known,
         )
 
@@ -94,6 +100,17 @@ def measure(
         found |= text_scores(text, example.answers, wording, tokenizer=engine.tokenizer.encode)
         made = recorded(example, wanted.method, wanted.ratio, text, found, prefill.report)
         yield replace(made, condition=condition, level=level, order=order)
+
+
+def encode(
+    engine: Engine, prompt: Prompt, namespace: str, related: Mapping[Chunk, Sequence[Chunk]] | None = None
+) -> None:
+    """Encode a prompt's chunks, those that have ``related`` ones behind these as well."""
+    chunks = chunks_of(prompt)
+    engine.precompute(chunks, namespace=namespace)
+    conditioned = [chunk for chunk in chunks if related and related.get(chunk)]
+    if related and conditioned:
+        engine.precompute(conditioned, behind=[related[chunk] for chunk in conditioned], namespace=namespace)
 
 
 def recorded(

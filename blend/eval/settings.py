@@ -83,6 +83,8 @@ class MeasuringSettings(CommandSettings):
         ("reuse", "random", "head", "deviation", "query"), f"with commas between, of {', '.join(methods.names())}"
     )
     ratios: tuple[float, ...] = setting((0.15,), "shares of cached tokens, 0 to 1, with commas between")
+    capped: bool = setting(False, "take ratios as caps on the charged share, a method's own probes included")
+    neighbours: int = setting(3, "nearest passages that chunks of METHOD@conditioned are encoded behind")
     max_new_tokens: int = setting(16, "most tokens of an answer, and of full prefill's that methods are held against")
     results: str | None = setting(None, "directory for results; a run that was stopped goes on from there")
     restart: bool = setting(False, "measure anew what the results directory has already")
@@ -90,7 +92,7 @@ class MeasuringSettings(CommandSettings):
     HOW: ClassVar[frozenset[str]] = CommandSettings.HOW | {"results", "restart"}
 
     def __post_init__(self) -> None:
-        for name, least in (("limit", 1), ("passages", 1), ("max_new_tokens", 1), ("seed", 0)):
+        for name, least in (("limit", 1), ("passages", 1), ("max_new_tokens", 1), ("seed", 0), ("neighbours", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidInput(name, value, f"{least} or more")

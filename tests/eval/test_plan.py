@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blend.errors import InvalidInput
-from blend.eval.plan import FULL, Planned, plan
+from blend.eval.plan import FULL, Planned, conditioned, plan
 
 
 def test_full_prefill_comes_first_and_only_methods_that_select_have_ratios() -> None:
@@ -19,6 +19,15 @@ def test_full_prefill_comes_first_and_only_methods_that_select_have_ratios() -> 
         Planned("auto"),
     )
     assert [str(p) for p in found[:4]] == ["full", "reuse", "query 0", "query 0.15"]
+
+
+def test_methods_over_conditioned_chunks_are_planned_like_the_others() -> None:
+    found = plan(["reuse@conditioned", "query@conditioned"], [0.1])
+    assert found == (FULL, Planned("reuse@conditioned"), Planned("query@conditioned", 0.1))
+    assert conditioned(found) and conditioned(plan(["auto"], [0.1])) and not conditioned(plan(["query"], [0.1]))
+    for name in ("full@conditioned", "auto@conditioned", "oracle@conditioned"):
+        with pytest.raises(InvalidInput, match="methods"):
+            plan([name], [0.1])
 
 
 def test_wrong_names_and_ratios_are_refused() -> None:

@@ -12,7 +12,7 @@ from blend import Chunk, Engine, Plan, Prompt
 from blend.errors import InvalidInput
 from blend.eval.metrics import METRICS
 from blend.eval.plan import Planned, plan
-from blend.eval.prompts import build_prompt
+from blend.eval.prompts import build_prompt, chunks_of
 from blend.eval.runner import measure
 from blend.eval.values import Record
 from tests import tiny
@@ -81,3 +81,27 @@ def test_chunks_that_find_no_room_are_warned_of(tmp_path: Path) -> None:
 def test_a_prompt_without_a_question_is_refused(engine: Engine) -> None:
     with pytest.raises(InvalidInput, match="question"):
         next(measure(engine, samples.example(), Prompt([Chunk((5, 6))]), plan([], []), max_new_tokens=1))
+
+
+def test_methods_over_conditioned_chunks_run_over_them_and_the_others_do_not(engine: Engine) -> None:
+    prompt = build_prompt(engine, samples.example())
+    chunks = chunks_of(prompt)
+    related = {chunk: tuple(other for other in chunks if other != chunk) for chunk in chunks}
+    planned = plan(["reuse", "reuse@conditioned", "query", "query@conditioned"], [0.2])
+    before = measured(engine, plan(["reuse", "query"], [0.2]), namespace="conditioned")
+    found = measured(engine, planned, namespace="conditioned", related=related)
+    by_name = {record.method: record.metrics["first_kl"] for record in found}
+    assert by_name["reuse@conditioned"] != pytest.approx(by_name["reuse"], rel=1e-3)
+    assert by_name["query@conditioned"] != pytest.approx(by_name["query"], rel=1e-3)
+    for record in before[1:]:
+        assert by_name[record.method] == pytest.approx(record.metrics["first_kl"], abs=1e-6)
+
+
+def test_chunks_without_related_ones_run_as_they_are(engine: Engine) -> None:
+    found = measured(engine, plan(["reuse", "reuse@conditioned"], [0.2]), namespace="alone", related={})
+    assert found[1].metrics == found[2].metrics and found[2].cached == found[1].cached > 0
+
+
+def test_a_capped_ratio_has_the_probe_in_it(engine: Engine) -> None:
+    free, capped = (measured(engine, plan(["query"], [0.6]), capped=capped)[1] for capped in (False, True))
+    assert free.charged > 0.6 >= capped.charged > 0

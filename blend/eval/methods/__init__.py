@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from blend.eval.methods.oracle import Oracle, Reference
 from blend.eval.methods.released import Released
-from blend.eval.methods.running import BASELINES, closed_book, names, prefill
+from blend.eval.methods.running import BASELINES, CONDITIONED, closed_book, names, prefill, split
 
-__all__ = ["BASELINES", "Oracle", "Reference", "Released", "closed_book", "names", "prefill"]
+__all__ = ["BASELINES", "CONDITIONED", "Oracle", "Reference", "Released", "closed_book", "names", "prefill", "split"]

@@ -12,7 +12,7 @@ from blend.names import unknown
 from blend.recompute.planner import DEFAULT_RATIO
 from blend.recompute.prefill import Repair
 from blend.recompute.select import methods
-from blend.types import Chunk, Plan, Prefill, Prompt, Variant
+from blend.types import EXACT_METHODS, Chunk, Plan, Prefill, Prompt, Variant
 
 CLOSED_BOOK = "closed-book"
 
@@ -20,9 +20,26 @@ BASELINES = (CLOSED_BOOK, Released.name, Oracle.name)
 """Methods that only evaluation has. No plan may name them, and so the service refuses them."""
 
 
+CONDITIONED = "@conditioned"
+"""What ends the name of a method that runs over chunks which were encoded behind their neighbours."""
+
+
+_ONE_VARIANT = ("auto", *EXACT_METHODS)
+
+
 def names() -> tuple[str, ...]:
-    """Return every method that :func:`prefill` runs, the engine's first."""
-    return (*methods(), *BASELINES)
+    """Return every method that :func:`prefill` runs, the engine's first, and over which variant of the chunks.
+
+    ``query@conditioned`` runs ``query`` over conditioned chunks where they are stored, as ``auto`` does; without that
+    ending all chunks are plain.
+    """
+    return (*methods(), *BASELINES, *(f"{name}{CONDITIONED}" for name in methods() if name not in _ONE_VARIANT))
+
+
+def split(name: str) -> tuple[str, Variant]:
+    """Return the method and the variant of chunks that one of :func:`names` stands for."""
+    method, ending, _ = name.partition(CONDITIONED)
+    return method, "best" if ending or method == "auto" else "plain"
 
 
 def prefill(
@@ -33,7 +50,7 @@ def prefill(
     *,
     namespace: str,
     reserve: int = 0,
-    variant: Variant = "best",
+    capped: bool = False,
     positions: bool = False,
     reference: Reference | None = None,
     progress: Progress | None = None,
@@ -45,7 +62,7 @@ def prefill(
         ratio: share of the cached tokens to select, 0 to 1; ``None`` is the engine's default for a method that
             selects, and all that the others take.
         namespace, reserve, positions: as for :meth:`blend.Engine.prefill`.
-        variant: which stored variant of a chunk to use.
+        capped: whether the ratio is a cap on the charge, a method's own probes included, for the engine's methods.
         reference: the same prompt at full prefill; ``oracle`` needs it.
         progress: told by ``oracle`` how far it is.
 
@@ -61,8 +78,9 @@ def prefill(
         raise unknown("method", method, names(), InvalidPlan)
     if method == CLOSED_BOOK:
         return _closed_book(engine, ratio, prompt, namespace, reserve, positions)
-    plan = Plan(method, ratio, variant=variant)
-    if method not in BASELINES:
+    base, variant = split(method)
+    plan = Plan(base, ratio, max_charged=ratio if capped else None, variant=variant)
+    if base not in BASELINES:
         return engine.prefill(prompt, plan, namespace=namespace, reserve=reserve, positions=positions)
     share = DEFAULT_RATIO if plan.ratio is None else plan.ratio
     repair: Repair

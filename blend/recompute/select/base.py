@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -85,8 +86,18 @@ class Selector(ABC):
         They are over all heads: where shards share these, scores are totals over the shards, which then choose alike.
         """
 
+    def ahead(self, blend: Blend, rows: int) -> torch.Tensor:
+        """Return the positions ``[S]`` int64, none of them twice, that go before all others, whatever their score.
+
+        Args:
+            rows: how many tokens can be selected.
+        """
+        return torch.zeros(0, dtype=torch.int64, device=blend.token_ids.device)
+
     def select(self, blend: Blend, budget: Budget) -> Selection:
-        """Return the best candidates that the budget allows; among equal scores the earlier position wins.
+        """Return the best candidates that the budget allows, those of :meth:`ahead` first.
+
+        Among equal scores the earlier position wins.
 
         No probe runs where there is nothing to choose: no budget, or enough for every candidate.
         """
@@ -97,5 +108,6 @@ class Selector(ABC):
         rows = budget.rows(probe)
         if rows == 0:
             return Selection(where[:0])
-        order = torch.sort(self.scores(blend)[where], descending=True, stable=True).indices[:rows]
+        scores = self.scores(blend).index_fill(0, self.ahead(blend, rows), math.inf)
+        order = torch.sort(scores[where], descending=True, stable=True).indices[:rows]
         return Selection(where[order].sort().values, probe, self.exact_until(blend))

@@ -11,11 +11,18 @@ from blend.recompute.select.base import Blend, Selector
 
 
 class _Watch(Observer):
-    """Sums the attention mass of rows from position ``start`` on, over all layers."""
+    """Sums the attention mass of rows from position ``start`` on, over all layers.
 
-    def __init__(self, start: int, length: int, device: torch.device, kernels: Kernels) -> None:
+    Args:
+        weights: ``[L, N]``, what each layer's mass on each key counts; ``None``: all the same.
+    """
+
+    def __init__(
+        self, start: int, length: int, device: torch.device, kernels: Kernels, weights: torch.Tensor | None
+    ) -> None:
         self.start = start
         self.kernels = kernels
+        self.weights = weights
         self.before = 0  # rows of the slice under way that stand before start
         self.total = torch.zeros(length, dtype=torch.float32, device=device)
 
@@ -48,9 +55,9 @@ class _Watch(Observer):
                 softcap=attention.softcap,
                 visible=rows.visible,
             )
-            self.total += mass
+            self._add(layer, mass)
         elif counted:
-            self.total += self.kernels.mass(
+            mass = self.kernels.mass(
                 query[:, self.before :],
                 rows.canvas.k[layer],
                 rows.positions[self.before :],
@@ -59,20 +66,36 @@ class _Watch(Observer):
                 softcap=attention.softcap,
                 visible=rows.visible,
             )
+            self._add(layer, mass)
         if last:
             raise StopForward
         return attended
+
+    def _add(self, layer: int, mass: torch.Tensor) -> None:
+        if self.weights is not None:
+            mass = mass[: self.weights.shape[1]] * self.weights[layer]
+        self.total[: len(mass)] += mass
 
 
 class Query(Selector):
     """The question's attention mass on each cached token, summed over heads and layers (cf. ProphetKV, 2026).
 
+    Where tokens' sensitivity is known, the mass of each layer counts by it: what the question looks at matters as far
+    as other passages would have changed it. The first tokens of each chunk go before all others, for they took the
+    attention that the beginning of the prompt should have had (cf. EPIC); of a small budget they get half at most.
+
     The probe runs the plain text over the cached keys; tokens of missing chunks are hidden from it. What lies
     left of the first loaded chunk runs along and is final afterwards, so the charge is for the rows behind it,
     which the final pass computes again.
+
+    Args:
+        heads: how many tokens of each chunk go first.
     """
 
     name = "query"
+
+    def __init__(self, heads: int = 8) -> None:
+        self.heads = heads
 
     def _rows(self, blend: Blend) -> torch.Tensor:
         rows = blend.text.clone()
@@ -87,14 +110,22 @@ class Query(Selector):
         """Everything left of the first loaded chunk."""
         return blend.first_loaded
 
+    def ahead(self, blend: Blend, rows: int) -> torch.Tensor:
+        """The first tokens of each chunk, as many of each."""
+        each = min(self.heads, rows // (2 * len(blend.chunks))) if blend.chunks else 0
+        spans = [torch.arange(start, min(start + each, end)) for start, end in blend.chunks]
+        return torch.cat(spans).to(blend.token_ids.device) if spans else super().ahead(blend, rows)
+
     def scores(self, blend: Blend) -> torch.Tensor:
-        """Return the mass per token."""
+        """Return the mass per token, weighted by its sensitivity."""
         positions = self._rows(blend)
         visible = None
         if blend.missing[blend.first_loaded :].any():
             visible = torch.ones(blend.canvas.length, dtype=torch.bool, device=positions.device)
             visible[blend.first_loaded : len(blend.missing)] = ~blend.missing[blend.first_loaded :]
-        watch = _Watch(blend.question[0], blend.canvas.length, positions.device, blend.decoder.kernels)
+        watch = _Watch(
+            blend.question[0], blend.canvas.length, positions.device, blend.decoder.kernels, blend.sensitivity
+        )
         run(
             blend.decoder,
             blend.canvas,

@@ -7,7 +7,7 @@ import torch
 
 from blend import Engine, Plan, Prompt, Text
 from blend.errors import InvalidInput, InvalidPlan, InvalidPrompt
-from blend.eval.methods import BASELINES, Reference, Released, closed_book, names, prefill
+from blend.eval.methods import BASELINES, Reference, Released, closed_book, names, prefill, split
 from blend.recompute.select import methods
 from blend_server import convert
 from blend_server.proto.blend.v1 import blend_pb2 as pb
@@ -24,9 +24,10 @@ def reference(engine: Engine, prompt: Prompt, tokens: int = 4) -> Reference:
 def test_every_method_gives_a_prefill_that_goes_on(engine: Engine, prompt: Prompt) -> None:
     known = reference(engine, prompt)
     for method in names():
-        ratio = None if method in ("auto", "full", "prefix", "reuse", "closed-book") else 0.3
+        base, _ = split(method)
+        ratio = None if base in ("auto", "full", "prefix", "reuse", "closed-book") else 0.3
         got = prefill(engine, method, ratio, prompt, namespace=WHERE, reserve=4, reference=known)
-        assert got.report.mode == ("full" if method == "auto" else method)
+        assert got.report.mode == ("full" if method == "auto" else base)
         assert got.report.requested_ratio == (ratio or got.report.requested_ratio)
         log_probs = engine.continuation(got, (7, 8, 9))
         assert log_probs.shape == (3, engine.decoder.vocab_size)
