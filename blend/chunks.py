@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Literal
@@ -228,8 +228,26 @@ class ChunkCache:
             return "the object has another shape or dtype than the model's KV"
         return ""
 
-    def forget(self, keys: Collection[str]) -> int:
+    def give_up(self, keys: Collection[str]) -> tuple[ObjectKey, ...]:
+        """Do not answer any more for writes of these content keys, nor of what was encoded behind one of them.
+
+        To be called in the thread that calls :meth:`encode`, and to be followed by :meth:`forget`: returns the objects
+        that are on their way into the store, for it.
+        """
+        under_way = tuple(self._writes.of(keys))
+        for k in under_way:
+            self._writes.forget(k)
+        return under_way
+
+    def forget(self, keys: Collection[str], under_way: Collection[ObjectKey]) -> int:
         """Remove every variant of these content keys, and every variant of others that was encoded behind one of them.
+
+        It asks all tiers, which may take long; any thread may call it. What was encoded before :meth:`give_up` is gone
+        then; what is encoded meanwhile may stay, or go.
+
+        Args:
+            keys: which.
+            under_way: what :meth:`give_up` returned for them.
 
         Returns the number of objects that were removed. A variant that a request holds goes when it is released, and
         what waits to be written is not written any more.
@@ -237,20 +255,24 @@ class ChunkCache:
         Raises:
             TierUnavailable: a tier failed and may still have some; all that could be removed has been.
         """
-        gone = frozenset(keys)
-        doomed, fault = self._doomed(gone)
-        # What waits to be written may be in no tier yet: removing it has it stay so.
-        doomed.update((k, None) for k in self._writes.of(gone))
-        removed = 0
-        for k in doomed:
-            self._writes.forget(k)
+        # What waits to be written may be in no tier yet: removing it has it stay so. It goes first, or it could be
+        # written to a tier that has been asked already, and be there alone.
+        removed, left = self._remove(under_way)
+        doomed, unknown = self._doomed(frozenset(keys))
+        more, remaining = self._remove(doomed)
+        if (fault := remaining or unknown or left) is not None:
+            raise fault
+        return removed + more
+
+    def _remove(self, keys: Iterable[ObjectKey]) -> tuple[int, StoreError | None]:
+        """Remove these objects; return how many were there, and the fault of a tier that may still have one."""
+        removed, fault = 0, None
+        for k in keys:
             try:
                 removed += self.store.remove(k)
             except StoreError as error:
                 fault = error
-        if fault is not None:
-            raise fault
-        return removed
+        return removed, fault
 
     def _doomed(self, gone: frozenset[str]) -> tuple[dict[ObjectKey, None], StoreError | None]:
         """Return the objects of these content keys, and those that were encoded behind one of them.

@@ -11,7 +11,7 @@ from blend.serving.job import Job
 from blend.serving.scheduler import Scheduler
 from blend.serving.steps import Alone, Steps, do
 from blend.stats import Counters, NamespaceStats
-from blend.store import Dropped, Stored, TieredStore
+from blend.store import Dropped, ObjectKey, Stored, TieredStore
 from blend.store.key import model_of, tenant_of
 from blend.types import Chunk
 
@@ -81,13 +81,14 @@ class Keeping:
 
     def forget_keys(self, keys: Iterable[str]) -> int:
         """Remove chunks by content key from every tier; returns how many objects went."""
-        gone = set(keys)
+        gone = frozenset(keys)
 
-        def forget() -> int:
+        def give_up() -> tuple[ObjectKey, ...]:
             self.misses.forget(gone)
-            return self._chunks.forget(gone)
+            return self._chunks.give_up(gone)
 
-        return self._scheduler.call(forget)
+        # What is being encoded is given to the store before that. Requests need not wait for the tiers.
+        return self._chunks.forget(gone, self._scheduler.call(give_up))
 
     def namespaces(self, namespace: str) -> tuple[NamespaceStats, ...]:
         """Return what every namespace has in each tier. Any ``namespace`` tells which of the tags are this model's."""

@@ -77,7 +77,7 @@ class Writes:
         return [k for k, write in self._writes.items() if not gone.isdisjoint((k.content, *write.neighbours))]
 
     def forget(self, key: ObjectKey) -> None:
-        """Take an object that has been removed off the list."""
+        """Take an object that is being removed off the list."""
         self._writes.pop(key, None)
 
     def disown(self, tag: str) -> None:

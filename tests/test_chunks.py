@@ -1,17 +1,20 @@
-"""Forgetting chunks while a tier cannot tell what it has: what can go goes, and nobody is told that it was all."""
+"""Forgetting chunks: nobody waits for it; what is on its way goes, too; a tier that cannot be asked may have more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blend import Chunk, Engine
-from blend.errors import TierUnavailable
-from blend.store import DiskTier
+from blend.encoding import Encoder
+from blend.errors import ResourceExhausted, TierUnavailable
+from blend.store import DiskTier, HostTier
 from tests import tiny
+from tests.server.faults import Hold
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,65 @@ def test_figures_are_told_though_a_tier_fails(engine: Engine, monkeypatch: pytes
     assert "EIO" in disk.down
     assert [usage.tier for usage in stats.tenants] == ["host"]
     assert stats.as_dict()["tiers"][1]["down"] == disk.down
+
+
+def test_answers_keep_coming_while_tiers_are_asked(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = tiny.chunks_of(tiny.prompt())
+    engine.precompute([first, second, third])
+    hold = Hold(monkeypatch, DiskTier, "keys")
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            forgetting = pool.submit(engine.forget, [first])
+            assert hold.entered.wait(60)
+            answer = pool.submit(engine.generate, tiny.prompt(), max_new_tokens=4)
+            assert answer.result(60).token_ids
+            assert not forgetting.done()
+        finally:
+            hold.let_go()
+        assert forgetting.result(60) == 1
+    assert engine.missing([first, second, third]) == [first]
+
+
+def test_a_chunk_that_is_being_encoded_goes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, _ = tiny.chunks_of(tiny.prompt())
+    hold = Hold(monkeypatch, Encoder, "encode")
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            encoding = pool.submit(engine.precompute, [second], [[first]])
+            assert hold.entered.wait(60)
+            forgetting = pool.submit(engine.forget, [first])
+        finally:
+            hold.let_go()
+        assert encoding.result(60)
+        assert forgetting.result(60) == 1
+    assert engine.store.wait_idle(60)
+    assert not list(engine.store.keys())
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["in the host", "in no tier"])
+@pytest.mark.parametrize("conditioned", [False, True], ids=["plain", "conditioned"])
+def test_a_chunk_that_is_being_written_goes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, staged: bool, conditioned: bool
+) -> None:
+    first, second, _ = tiny.chunks_of(tiny.prompt())
+    if staged:
+        monkeypatch.setattr(HostTier, "put", _full)
+    wanted, behind = ([second], [[first]]) if conditioned else ([first], None)
+    hold = Hold(monkeypatch, DiskTier, "start")
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            encoding = pool.submit(engine.precompute, wanted, behind)
+            assert hold.entered.wait(60)
+            assert engine.forget([first]) == (not staged)
+        finally:
+            hold.let_go()
+        assert encoding.result(60)
+    assert engine.store.wait_idle(60)
+    assert not list(engine.store.keys())
+
+
+def _full(*_: Any) -> None:
+    raise ResourceExhausted("the host is full")
 
 
 def _fails(*_: Any, **__: Any) -> None:

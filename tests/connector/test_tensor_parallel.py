@@ -110,7 +110,8 @@ def _encode(half: Any, chunks: list[Chunk]) -> int:
 
 def _forget(half: Any, chunk: Chunk, ranks: tuple[int, ...]) -> None:
     if half.chunks.decoder.shards.rank in ranks:
-        half.chunks.forget([half.chunks.key(chunk, TENANT)])
+        keys = [half.chunks.key(chunk, TENANT)]
+        half.chunks.forget(keys, half.chunks.give_up(keys))
 
 
 def _has(half: Any, chunk: Chunk) -> bool:

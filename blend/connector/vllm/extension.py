@@ -116,7 +116,7 @@ class ChunkCalls:
         """Remove chunks by content key from the store and from what waits to be encoded; return how many objects."""
         worker = _worker()
         worker.queue.forget(keys)
-        return worker.chunks.forget(keys)
+        return worker.chunks.forget(keys, worker.chunks.give_up(keys))
 
     @_answered
     def blend_stats(self) -> dict[str, Any]:
