@@ -27,7 +27,7 @@ logger = logging.getLogger("blend_server")
 
 T = TypeVar("T")
 
-# Keys in one turn of the engine, which questions wait for.
+# Chunks in one turn of the worker's thread, which all tenants wait for.
 _FORGET_AT_ONCE = 32
 _RETRY_SECONDS = 1.0
 _MOST_RETRY_SECONDS = 60.0
@@ -61,6 +61,7 @@ class Ingestion:
         self._threads = threads
         self._being_ingested: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._sweeping = asyncio.Lock()
         self._sweep_due = False
         self._retry: asyncio.TimerHandle | None = None
         self._retry_seconds = _RETRY_SECONDS
@@ -259,11 +260,13 @@ class Ingestion:
     # ------------------------------------------------------------------------------------------ forgetting
 
     async def sweep(self) -> None:
-        """Forget the KV of chunks that no document holds, nor is about to; what fails is tried again later."""
-        # What comes to be ingested from here on has its KV computed behind this call, in the same thread.
-        kept = frozenset(self._being_ingested)
+        """Forget the KV of chunks that no document holds, nor is about to; what fails is tried again later.
+
+        Once this is being closed, what is left stays in the catalog's list, for when the documents are opened again.
+        """
         try:
-            await self._worker.call(self._forget_pending, kept)
+            async with self._sweeping:  # a second one would find what the first is about to forget
+                await self._forget_pending()
         except Exception as error:  # noqa: BLE001 - it is still in the catalog's list, and no request's fault
             logger.warning("event=forget_postponed code=%s", status_of(error).code.name)
             if self._retry is not None:
@@ -276,18 +279,28 @@ class Ingestion:
                 self._retry = None
             self._retry_seconds = _RETRY_SECONDS
 
-    def _forget_pending(self, kept: frozenset[str]) -> None:
-        doomed: list[tuple[Orphan, str]] = []
-        for orphan in self._library.pending_forget():
+    async def _forget_pending(self) -> None:
+        """Forget what is listed now, part by part: between two of them the worker's thread is for others."""
+        pending = await self._threads.call(self._library.pending_forget)
+        for start in range(0, len(pending), _FORGET_AT_ONCE):
+            if start and self._closing:
+                return
+            # What comes to be ingested from here on has its KV computed behind this part, in the same thread.
+            kept = frozenset(self._being_ingested)
+            await self._worker.call(self._forget, pending[start : start + _FORGET_AT_ONCE], kept)
+
+    def _forget(self, orphans: Iterable[Orphan], kept: frozenset[str]) -> None:
+        doomed: list[Orphan] = []
+        keys: set[str] = set()
+        for orphan in orphans:
             # A question may have had the chunk computed again for the present model, under a key no document has.
             present = self._engine.content_key(orphan.chunk, namespace=self._namespace)
             if kept.isdisjoint((orphan.content_key, present)):
-                doomed.append((orphan, present))
-        for start in range(0, len(doomed), _FORGET_AT_ONCE):
-            part = doomed[start : start + _FORGET_AT_ONCE]
-            keys = {key for orphan, present in part for key in (orphan.content_key, present)}
+                doomed.append(orphan)
+                keys.update((orphan.content_key, present))
+        if doomed:
             self._engine.forget_keys(key for key in keys if not self._library.references(key))
-            self._library.forgotten(orphan for orphan, _ in part)
+            self._library.forgotten(doomed)
 
     def sweep_soon(self) -> None:
         """Sweep in the background, unless a sweep is about to begin anyway."""

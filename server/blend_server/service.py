@@ -71,7 +71,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         self._started = time()
 
     async def start(self) -> None:
-        """Forget the KV that an earlier run left behind; call it before the first request.
+        """Open the documents; call it before the first request. What an earlier run left behind goes meanwhile.
 
         Raises:
             StoreError: the default tenant's documents cannot be used.

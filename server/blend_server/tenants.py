@@ -88,16 +88,16 @@ class Tenants:
         return len(self._open)
 
     async def start(self) -> None:
-        """Open the tenant ``default``, and forget the KV that an earlier run left behind.
+        """Open the tenant ``default``.
 
-        That of other tenants is forgotten in the background, for each of them needs to be opened. There, too, all
-        tenants' documents are brought up to date with the present settings.
+        In the background all tenants are opened, which has the KV that an earlier run left behind forgotten, and their
+        documents are brought up to date with the present settings.
 
         Raises:
             StoreError: the default tenant's documents cannot be used.
         """
-        async with self.use(DEFAULT_TENANT) as tenant:
-            await tenant.ingestion.sweep()  # the first request waits for it
+        async with self.use(DEFAULT_TENANT):
+            pass
         names = await self._threads.call(self._stored)
         reindexing = Reindexing(self.use, self._engine)
         self._reindexing = asyncio.ensure_future(reindexing.run((DEFAULT_TENANT, *names)))

@@ -205,7 +205,7 @@ def test_what_an_earlier_run_did_not_forget_goes_at_the_start(start: Start, brok
     server.stop()
     broken.clear()
     with Client(start().address) as client:
-        assert objects(client) == 2
+        wait_for(lambda: objects(client) == 2)
         assert ends(client, SHELL) == ["unchanged"]
         assert client.ask("What lay on the sand?", k=1, plan=QUERY).report.chunks[0].outcome == "hit"
 
@@ -267,13 +267,13 @@ def test_kv_of_a_run_that_was_killed_goes_at_the_next_start(start: Start, monkey
     server = start()
     with monkeypatch.context() as dead, Client(server.address) as client:
         dead.setattr(Library, "commit", lambda *_: (_ for _ in ()).throw(TierUnavailable("killed")))
-        dead.setattr(ingestion.Ingestion, "_forget_pending", lambda *_: None)
+        dead.setattr(ingestion.Ingestion, "_forget", lambda *_: None)
         assert ends(client, FERRY) == ["failed"]
         made = objects(client)
         assert made > 1
         server.stop()
     with Client(start().address) as client:
-        assert objects(client) == 0
+        wait_for(lambda: objects(client) == 0)
 
 
 def test_a_document_that_goes_while_it_comes_again_leaves_no_kv(
