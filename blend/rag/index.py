@@ -11,7 +11,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from blend.errors import Closed, InvalidInput
+from blend.errors import Closed, InvalidInput, TierUnavailable
 from blend.rag import snapshot
 from blend.rag.catalog import Catalog
 from blend.rag.protocols import Vectors
@@ -56,18 +56,32 @@ class Index:
         return self._changed
 
     def catch_up(self, catalog: Catalog) -> None:
-        """Bring the index to the catalog's present generation: from its change log, else from all its embeddings."""
+        """Bring the index to the catalog's present generation: from its change log, else from all its embeddings.
+
+        Raises:
+            TierUnavailable: the catalog cannot be read. The next call goes on; after any other fault, which may have
+                left anything in the index, it begins anew.
+        """
         with self._lock:
             self._check_open()
-            while self._head != catalog.head():
-                changes = catalog.changes_since(self._head) if self._head else None
-                if changes is None:
-                    self._rebuild(catalog)
-                    continue
-                # In this order, and each harmless when repeated: after a rebuild the log may tell what is known.
-                self.remove(changes.removed)
-                self.add(*catalog.embeddings(self.pipeline, changes.added))
-                self._head = changes.head
+            try:
+                self._catch_up(catalog)
+            except TierUnavailable:
+                raise
+            except Exception:
+                self._head = None
+                raise
+
+    def _catch_up(self, catalog: Catalog) -> None:
+        while self._head != catalog.head():
+            changes = catalog.changes_since(self._head) if self._head else None
+            if changes is None:
+                self._rebuild(catalog)
+                continue
+            # In this order, and each harmless when repeated: after a rebuild the log may tell what is known.
+            self.remove(changes.removed)
+            self.add(*catalog.embeddings(self.pipeline, changes.added))
+            self._head = changes.head
 
     def add(self, rows: NDArray[np.int64], vectors: Vectors) -> None:
         """Add ``vectors`` (``[n, d]`` float32 of length 1) under row ids ``rows`` (``[n]``); known ids are passed over.

@@ -361,14 +361,13 @@ class Library:
         self.close()
 
     def _follow(self) -> None:
-        """Bring the index up after a change. The change is committed, so a fault here must not hide its outcome."""
+        """Bring the index up after a change. The change is committed, so no fault here may hide its outcome."""
         try:
             self._index.catch_up(self._catalog)
-        except TierUnavailable as error:
-            _LOG.warning("the index will catch up at the next question: %s", error)
-        else:
             if self._index.unsaved >= _SAVE_EVERY:
                 self._save()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next question meets it, or it is mended by then
+            _LOG.warning("event=index_behind error=%s", type(error).__name__)
 
     def _save(self) -> None:
         try:

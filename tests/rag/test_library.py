@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from blend.model.tokenizer import Tokenizer
 from blend.rag import Embedder, Library, Orphan, Prepared
 from blend.rag.catalog import Catalog
 from blend.rag.chunking import render_chunk
+from blend.rag.index import Index
 from blend.types import Chunk
 from tests.rag.words import WordEmbedder
 
@@ -354,6 +356,32 @@ def test_the_index_is_saved_while_it_grows(
         ingest(library, "c", text_of("one", "two", "three", "four"))
         assert "will be made from the catalog" in caplog.text
         assert len(library.retrieve("terns", 9)) == 8
+
+
+@pytest.mark.parametrize("where", ["add", "remove", "save"])
+def test_an_index_that_stumbles_fails_no_change(
+    open_library: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """The change is committed; the index is made anew at the next question, whatever it had done of it."""
+    monkeypatch.setattr("blend.rag.library._SAVE_EVERY", 1)
+    call = getattr(Index, where)
+
+    def stumbling(index: Index, *arguments: Any) -> None:
+        call(index, *arguments)
+        raise ValueError("a text of a document")
+
+    with open_library() as library:
+        ingest(library, "a", text_of("terns", "gulls"))
+        with monkeypatch.context() as stumbles:
+            stumbles.setattr(Index, where, stumbling)
+            ingest(library, "a", text_of("bread", "ferries"))
+            ingest(library, "b", text_of("buoys"))
+            library.delete("b")
+        assert "event=index_behind error=ValueError" in caplog.text
+        assert "a text of" not in caplog.text
+        assert sorted(passage.text for passage in library.retrieve("terns", 9)) == sorted(
+            row.text for row in library.chunks_of("a")
+        )
 
 
 def test_use_after_close_is_refused(open_library: Open) -> None:
