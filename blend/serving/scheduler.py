@@ -203,7 +203,8 @@ class Scheduler:
     def _fail(self, error: BaseException) -> None:
         """End all work, for this thread cannot go on. What another thread has in hand is waited for."""
         with self._changed:
-            self._closed, self._failure = True, repr(error)
+            # Its message may quote what one tenant's request is about, and all of them are told.
+            self._closed, self._failure = True, type(error).__name__
             lost = [job for job in self._jobs if not job.done.done()]
             self._news.clear()
             self._estimates.clear()
