@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -125,17 +125,15 @@ class CallPlaces:
     """A place for each call that is under way, of all tenants together and by each one's quota.
 
     Args:
-        gate: knows the quotas; behind one that knows no tenants there is no bound.
+        gate: knows the quotas, and whether there are several tenants to share the places.
     """
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._places = Places(_MOST_CALLS, "too many calls are under way") if gate.many else None
+        self._places = Places(_MOST_CALLS, "too many calls are under way", shared=gate.many)
 
     def hold(self, tenant: str) -> AbstractContextManager[None]:
         """Hold a place for one of a tenant's calls; entering it raises ``ResourceExhausted`` where there is none."""
-        if self._places is None:
-            return nullcontext()
         return self._places.hold(tenant, self._gate.quotas(tenant).requests)
 
 

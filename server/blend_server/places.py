@@ -21,11 +21,13 @@ class Places:
     Args:
         total: the places.
         what: says in messages that there is none.
+        shared: whether there is ever more than one tenant; if not, that one gets all of them.
     """
 
-    def __init__(self, total: int, what: str) -> None:
+    def __init__(self, total: int, what: str, shared: bool = True) -> None:
         self._total = total
         self._what = what
+        self._shared = shared
         self._held: Counter[str] = Counter()
 
     def held_by(self, tenant: str) -> int:
@@ -44,7 +46,9 @@ class Places:
             raise ResourceExhausted(
                 f"quota requests: tenant {tenant!r} has {mine} calls under way, the most that it may", RETRY_SECONDS
             )
-        if mine >= free:
+        if not self._shared and free == 0:
+            raise ResourceExhausted(f"{self._what}: all {self._total} places are taken; try again later", RETRY_SECONDS)
+        if self._shared and mine >= free:
             raise ResourceExhausted(
                 f"{self._what}: tenant {tenant!r} holds {mine} places and {free} are free; try again later",
                 RETRY_SECONDS,

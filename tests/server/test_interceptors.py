@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from blend import errors
+from blend_server import interceptors
 from blend_server.auth import Caller, OpenGate
 from blend_server.interceptors import Edge, InFlight, status_of
 from blend_server.proto.blend.v1 import blend_pb2 as pb
@@ -188,6 +190,34 @@ async def test_a_draining_server_refuses_new_calls_and_waits_for_the_others(edge
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in raised.value.details()
     assert await edged.in_flight.drain(5)
+
+
+@pytest.mark.asyncio
+async def test_calls_are_bounded_without_an_access_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptors, "_MOST_CALLS", 2)
+    go_on = asyncio.Event()
+
+    async def behaviour(request: Any, context: Any) -> bytes:
+        await go_on.wait()
+        return b"done"
+
+    handlers = {"Retrieve": grpc.unary_unary_rpc_method_handler(behaviour, request_deserializer=bytes)}
+    server = grpc.aio.server(interceptors=[Edge(InFlight())])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("blend.v1.BlendService", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        retrieve = channel.unary_unary("/blend.v1.BlendService/Retrieve")
+        calls = [asyncio.ensure_future(retrieve(b"")) for _ in range(3)]
+        (refused,), _ = await asyncio.wait(calls, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        error = refused.exception()
+        assert isinstance(error, grpc.aio.AioRpcError)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert interceptors.DETAILS_KEY in dict(error.trailing_metadata() or ())
+        go_on.set()
+        calls.remove(refused)
+        assert await asyncio.gather(*calls, retrieve(b"")) == [b"done"] * 3
+    await server.stop(None)
 
 
 class Closed(OpenGate):
