@@ -231,8 +231,8 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
     async def GetStats(self, request: pb.GetStatsRequest, context: grpc.aio.ServicerContext) -> pb.Stats:
         """Return figures; see the proto file."""
         config, whole = self._config, caller.get().may("admin")
-        engine = await self._threads.call(self._engine.stats)
         async with self._tenant() as tenant:
+            engine = await tenant.threads.call(self._engine.stats)
             corpus = await tenant.threads.call(tenant.library.stats)
         if whole:
             figures, requests = convert.engine_to_proto(engine), self._worker.requests
@@ -260,7 +260,8 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         self, request: pb.ResetQualityRequest, context: grpc.aio.ServicerContext
     ) -> pb.ResetQualityResponse:
         """Let ``auto`` blend again; see the proto file."""
-        trip = await self._threads.call(self._engine.reset_shadow)
+        async with self._tenant() as tenant:
+            trip = await tenant.threads.call(self._engine.reset_shadow)
         if trip is None:
             return pb.ResetQualityResponse()
         return pb.ResetQualityResponse(was_stopped=True, since=trip.since, reason=trip.reason)

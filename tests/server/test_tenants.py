@@ -23,6 +23,7 @@ from blend_server.places import Places
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.server import BlendServer
 from tests.server.accounts import Accounts
+from tests.server.faults import Hold
 
 MiB = 1 << 20
 QUERY = Plan("query", 0.15)
@@ -394,6 +395,26 @@ def test_a_flood_of_questions_leaves_a_thread_for_another(house: House, monkeypa
     assert len(umbrella.retrieve("When?")) == 1
     assert all(thread.is_alive() for thread in flood)
     go_on.set()
+    for thread in flood:
+        thread.join()
+
+
+def test_a_flood_of_questions_about_figures_leaves_threads_for_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.open()
+    acme, umbrella = house.client("admin"), house.client("umbrella")
+    ends(umbrella, document("plan"))
+    flood: list[threading.Thread] = []
+    for method, call in (("stats", acme.stats), ("reset_shadow", acme.reset_quality)):
+        hold = Hold(monkeypatch, Engine, method)
+        flood += [threading.Thread(target=call) for _ in range(6)]
+        for thread in flood[-6:]:
+            thread.start()
+        assert hold.entered.wait(60)
+        assert umbrella.retrieve("When does it leave?")
+        assert all(thread.is_alive() for thread in flood[-6:])
+        hold.let_go()
     for thread in flood:
         thread.join()
 
