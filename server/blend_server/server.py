@@ -47,6 +47,7 @@ class BlendServer(Hosted):
         self.config = config or ServerConfig()
         super().__init__("blend-server", self.config.address)
         self._metrics_port = 0
+        self._serving = False
 
     @property
     def metrics_address(self) -> str | None:
@@ -80,7 +81,7 @@ class BlendServer(Hosted):
         embedder = Embedder(self.config.rag.embedding_model)
         embedder.load()  # or the first question would pay for it
         service = BlendService(engine, embedder, self.config, gate)
-        observer.watch(service.sources(lambda: not self._stop.is_set(), gate.tenants))
+        observer.watch(service.sources(lambda: self._serving, gate.tenants))
         if (address := self.config.operations.metrics_address) is not None:
             self._metrics_port = resources.enter_context(page.served(address, observer.registry))
         return partial(self._serve, service, gate, observer, credentials)
@@ -103,8 +104,10 @@ class BlendServer(Hosted):
             await service.start()
             await server.start()
             await checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+            self._serving = True
             started(port)
             await self._told_to_stop(service, checks)
+            self._serving = False
             # Watchers of the health service stay connected as long as they like, so the drain counts our own calls.
             await checks.enter_graceful_shutdown()
             drained = await in_flight.drain(self.config.drain_seconds)

@@ -6,7 +6,8 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -34,6 +35,7 @@ from blend_server.operations.reasons import short
 from blend_server.operations.sheet import Sheet
 from blend_server.operations.tenants import TenantCounts
 from blend_server.server import BlendServer
+from blend_server.service import BlendService
 from tests.server.accounts import Accounts
 from tests.serving.fakes import FakeDecoder
 
@@ -157,6 +159,27 @@ def test_a_flood_is_counted_as_refused(start: Start) -> None:
             answer.close()  # type: ignore[attr-defined]
     assert refused > 0
     settled(server, "blend_queue_refused_total", refused, method="Answer")
+
+
+def test_a_server_that_starts_does_not_say_that_it_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starting(service: BlendService) -> Any:
+        said.append(value(scrape(f"127.0.0.1:{ports[0]}"), "blend_serving"))
+        return begin(service)
+
+    @contextmanager
+    def telling(*arguments: Any) -> Iterator[int]:
+        with served(*arguments) as port:
+            ports.append(port)
+            yield port
+
+    said: list[float] = []
+    ports: list[int] = []
+    begin, served = BlendService.start, page.served
+    monkeypatch.setattr(BlendService, "start", starting)
+    monkeypatch.setattr(page, "served", telling)
+    server = start(operations=OperationsConfig("127.0.0.1:0"))
+    said.append(value(scrape(server.metrics_address), "blend_serving"))
+    assert said == [0, 1]
 
 
 def test_the_page_goes_on_while_the_server_drains_and_ends_with_it(start: Start) -> None:

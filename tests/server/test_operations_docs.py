@@ -64,6 +64,16 @@ def test_a_rule_asks_for_metrics_that_there_are(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("page", "ticket")
 
 
+def test_a_server_that_is_gone_or_starts_over_and_over_is_told_of() -> None:
+    """What a server says of itself ends with it."""
+    rules = {rule["alert"]: rule for rule in RULES}
+    for part in ('up{job="blend"} == 0', 'absent(up{job="blend"})', "blend_serving == 0"):
+        assert part in rules["BlendNotServing"]["expr"].split(" or ")
+    assert "changes(process_start_time_seconds" in rules["BlendRestarts"]["expr"]
+    (scraped,) = re.findall(r"^  - job_name: (\w+)$", DOC, re.MULTILINE)
+    assert set(re.findall(r'job="(\w+)"', str(RULES))) == {scraped}
+
+
 def test_the_page_shows_the_rules_of_the_known_troubles_as_they_are() -> None:
     shown = dict(re.findall(r"^`(\w+)`:\n\n```promql\n(.*?)\n```$", DOC, re.MULTILINE | re.DOTALL))
     rules = {rule["alert"]: " ".join(rule["expr"].split()) for rule in RULES}

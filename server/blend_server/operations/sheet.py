@@ -21,7 +21,7 @@ _BUILD = ("version", "python", "torch", "transformers", "vllm", "mooncake", "eng
 _MODEL = ("model", "fingerprint", "tokenizer", "dtype", "device", "layout_version", "tensor_parallel", "protocol")
 
 FAMILIES = (
-    Family("gauge", "serving", "1 while new calls are taken, 0 once the server drains or its engine has failed."),
+    Family("gauge", "serving", "1 while new calls are taken; 0 while the server starts, drains, or has failed."),
     Family("gauge", "build_info", "Always 1; the version matrix is in the labels.", (*_BUILD, *_MODEL)),
     Family("gauge", "places_held", "Answers and documents that hold a place before the engine."),
     Family("gauge", "places", "Places before the engine; one more is refused."),
