@@ -29,8 +29,7 @@ class Quality:
     What counts is the mean of the window, as for calibrations and :attr:`blend.types.Plan.max_kl`: a lower confidence
     bound would wait for proof while answers are bad, an upper one would stop at any few values, for KLs have long
     tails. Requests that name a method, or limits of their own, do not stop ``auto``: theirs is a loss that somebody
-    chose. A KL that is no
-    number stops it whatever the method, for that is a fault.
+    chose. A KL that is no number stops it whatever the method, for that is a fault.
 
     Once stopped, ``auto`` runs full prefill until :meth:`reset`, also after a restart and under other settings: there
     is nothing of it to compare then, so quality cannot come back by itself. Thread-safe.
