@@ -6,14 +6,16 @@ import logging
 import math
 import threading
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
-from blend.errors import BlendError, Cancelled, Closed, DeadlineExceeded, ResourceExhausted
+from blend.errors import BlendError, Cancelled, Closed, DeadlineExceeded
+from blend.serving.asides import Asides
 from blend.serving.background import Gaps
+from blend.serving.demand import Demand, check_deadline
 from blend.serving.job import Job, Room
 from blend.serving.passes import Part, Passes
 from blend.serving.shares import Shares, Waiting
@@ -41,20 +43,18 @@ class Scheduler:
         self._passes = passes
         self._shares = shares
         self._max_running = max_running
-        self._max_waiting = max_waiting
         self._queue = Waiting(shares)
         self._running: list[Job[Any]] = []
         self._gaps = Gaps()
+        self._demand = Demand(max_waiting)
         self._begun = 0
         self._freed = False  # whether something has ended since requests were last had begin
         self._changed = threading.Condition()  # guards what follows; the rest is the thread's own
         self._news: deque[Callable[[], None]] = deque()
-        self._estimates: dict[Job[Any], float] = {}
-        self._waiting = 0
         self._closed = False
         self._failure: str | None = None
         self._jobs = weakref.WeakSet[Job[Any]]()
-        self._aside = ThreadPoolExecutor(max_running, thread_name_prefix="blend-load")
+        self._asides = Asides(max_running)
         self._thread = threading.Thread(target=self._run, name="blend-compute", daemon=True)
         self._thread.start()
 
@@ -69,37 +69,21 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that have not begun."""
-        with self._changed:
-            return self._waiting
+        return self._demand.waiting
 
     @property
     def running(self) -> int:
         """Requests that have begun and are not over."""
-        with self._changed:
-            return len(self._estimates) - self._waiting
+        return self._demand.running
 
     @property
     def crowded(self) -> bool:
         """Whether more than one request waits or is under way."""
-        with self._changed:
-            return len(self._estimates) > 1
+        return self._demand.present > 1
 
     def backlog_ms(self) -> float:
         """Return how long it will take until every request here has its first token, as far as that is known."""
-        with self._changed:
-            return sum(self._estimates.values())
-
-    def _until_begun_ms(self, job: Job[Any]) -> float:
-        """How long others will have the engine before a new job's first token, as far as that is known.
-
-        Tenants have equal shares: until this one's work is done, each other has as much, or all that it wants.
-        """
-        with self._changed:
-            work = defaultdict[str, float](float)
-            for other, estimate_ms in self._estimates.items():
-                work[other.tenant] += estimate_ms
-        before = work.pop(job.tenant, 0.0)
-        return before + sum(min(theirs, before + job.estimate_ms) for theirs in work.values())
+        return self._demand.backlog_ms()
 
     def submit(self, job: Job[T]) -> Job[T]:
         """Take a job. One that needs room is a request, and waits for its turn to begin; any other begins at once.
@@ -109,17 +93,11 @@ class Scheduler:
             DeadlineExceeded: the job's deadline would pass before its first token.
             ResourceExhausted: too many wait already.
         """
-        _check_deadline(job, self._until_begun_ms(job))
-        backlog = self.backlog_ms()
+        check_deadline(job, self._demand.until_begun_ms(job))
         with self._changed:
             self._check_open()
             if job.room is not None:
-                if self._waiting >= self._max_waiting:
-                    raise ResourceExhausted(
-                        f"{self._max_waiting} requests wait for the engine already", backlog / 1e3 if backlog else None
-                    )
-                self._waiting += 1
-                self._estimates[job] = job.estimate_ms
+                self._demand.enter(job)
             self._jobs.add(job)
             self._post(lambda: self._arrive(job))
         return job
@@ -172,7 +150,7 @@ class Scheduler:
 
     def join(self) -> None:
         """Return once everything has ended, after :meth:`close` and once nothing is to be waited for any more."""
-        self._aside.shutdown()
+        self._asides.close()
         for job in [*self._running]:
             self._end(job, self._why_closed())
 
@@ -207,13 +185,12 @@ class Scheduler:
             self._closed, self._failure = True, type(error).__name__
             lost = [job for job in self._jobs if not job.done.done()]
             self._news.clear()
-            self._estimates.clear()
-            self._waiting = 0
+            self._demand.clear()
         self._running.clear()
         aside = [job for job in lost if isinstance(job.step, Aside)]
         for job in [job for job in lost if job not in aside]:
             self._hand_back(job, self._why_closed())
-        self._aside.shutdown(cancel_futures=True)
+        self._asides.close(drop=True)
         for job in aside:
             self._hand_back(job, self._why_closed())
 
@@ -251,8 +228,7 @@ class Scheduler:
     @property
     def _idle(self) -> bool:
         """Whether no request waits or is under way."""
-        with self._changed:
-            return not self._estimates
+        return not self._demand.present
 
     def _round(self) -> None:
         self._interrupt()
@@ -289,7 +265,7 @@ class Scheduler:
                 return
             assert job.room is not None
             try:
-                _check_deadline(job, 0.0)
+                check_deadline(job, 0.0)
                 if not self._take(job.room, last=not holding):
                     return
             except Exception as error:  # noqa: BLE001 - it belongs to the request that room was taken for
@@ -306,8 +282,7 @@ class Scheduler:
     def _leave_queue(self, job: Job[Any]) -> None:
         """Take a request out of the queue; unless it begins now, it has no room to give back."""
         self._queue.remove(job)
-        with self._changed:
-            self._waiting -= 1
+        self._demand.leave_queue()
 
     def _start(self, job: Job[Any]) -> None:
         job.order = self._begun
@@ -323,25 +298,17 @@ class Scheduler:
         if job.interrupted:
             self._end(job, Cancelled("the request had been told to end"))
         elif isinstance(job.step, Aside):
-            if (refused := self._put_aside(job, job.step)) is not None:
+            if (refused := self._asides.begin(job.step, lambda done: self._came_back(job, done))) is not None:
                 self._go_on(job, refused)
         elif job.decoding:
-            self._first_token(job)
-
-    def _put_aside(self, job: Job[Any], step: Aside[Any]) -> ResourceExhausted | None:
-        """Have another thread carry out a step; returns why there is none for it."""
-        done: Future[Any] = Future()
-        try:
-            self._aside.submit(_fulfil, done, step.function)
-        except RuntimeError as error:
-            # It may be queued all the same, and a thread that has become free may run it.
-            if done.cancel():
-                return ResourceExhausted(f"no thread can wait for stored chunks: {error}")
-        done.add_done_callback(lambda done: self._post(lambda: self._came_back(job, done)))
-        return None
+            self._demand.first_token(job)
 
     def _came_back(self, job: Job[Any], done: Future[Any]) -> None:
         """A step in another thread is over."""
+        self._post(lambda: self._take_back(job, done))
+
+    def _take_back(self, job: Job[Any], done: Future[Any]) -> None:
+        """Have a job go on, or end, after its step in another thread."""
         assert job.step is not None
         error = done.exception()
         if error is None:
@@ -369,19 +336,13 @@ class Scheduler:
     def _why(self, job: Job[Any]) -> BlendError:
         return Cancelled("the request was cancelled") if job.cancelled else DeadlineExceeded("the deadline has passed")
 
-    def _first_token(self, job: Job[Any]) -> None:
-        with self._changed:
-            if job in self._estimates:
-                self._estimates[job] = 0.0
-
     def _end(self, job: Job[Any], error: BaseException | None = None) -> None:
         """A job is over, by itself or with an error from here."""
         if job in self._running:
             self._running.remove(job)
         self._freed = True
         self._shares.leave(job.tenant)
-        with self._changed:
-            self._estimates.pop(job, None)
+        self._demand.leave(job)
         self._hand_back(job, error)
 
     def _end_all(self) -> None:
@@ -393,27 +354,6 @@ class Scheduler:
         self._gaps.end(self._why_closed())
 
 
-def _fulfil(done: Future[T], function: Callable[[], T]) -> None:
-    """Have a future tell what a function returns or raises, unless it was cancelled."""
-    if not done.set_running_or_notify_cancel():
-        return
-    try:
-        done.set_result(function())
-    except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the future
-        done.set_exception(error)
-
-
 def _only(step: Alone[T]) -> Steps[T]:
     yield step
     return step.result
-
-
-def _check_deadline(job: Job[Any], backlog_ms: float) -> None:
-    """Raises :class:`DeadlineExceeded` for a job whose deadline would pass before its first token."""
-    if job.deadline is None:
-        return
-    left_ms, needed_ms = (job.deadline - monotonic()) * 1e3, backlog_ms + job.estimate_ms
-    if left_ms <= needed_ms:
-        raise DeadlineExceeded(
-            f"the first token would take about {needed_ms:.0f} ms, and {max(0.0, left_ms):.0f} ms are left"
-        )
