@@ -15,7 +15,7 @@ import blend
 from blend import versions
 from blend.store import LAYOUT_VERSION
 from blend.versions import Budget, Environment
-from blend_server import convert
+from blend_server import facts
 from blend_server.client import show
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from tests import tiny
@@ -63,7 +63,7 @@ ENVIRONMENT = Environment(
 
 @pytest.mark.parametrize("budgets", [True, False])
 def test_the_message_says_the_same_and_budgets_only_to_whom_they_belong(budgets: bool) -> None:
-    message = convert.environment_to_proto(ENVIRONMENT, budgets=budgets)
+    message = facts.environment_to_proto(ENVIRONMENT, budgets=budgets)
     tiers = tuple(Budget(tier.tier, tier.capacity_bytes) for tier in message.tiers)
     mooncake = message.mooncake if message.HasField("mooncake") else None
     names = [name for name in asdict(ENVIRONMENT) if name not in ("tiers", "mooncake")]
@@ -73,7 +73,7 @@ def test_the_message_says_the_same_and_budgets_only_to_whom_they_belong(budgets:
 
 
 def test_the_command_prints_it() -> None:
-    found = pb.Stats(version="0.1.0", environment=convert.environment_to_proto(ENVIRONMENT, budgets=True))
+    found = pb.Stats(version="0.1.0", environment=facts.environment_to_proto(ENVIRONMENT, budgets=True))
     out = io.StringIO()
     show.stats(Console(file=out, width=200), found)
     printed = out.getvalue()

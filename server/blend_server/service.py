@@ -19,7 +19,7 @@ from blend.rag.prompt import PromptBuilder
 from blend.rag.protocols import Embedder
 from blend.types import Answer, Token
 from blend.versions import environment
-from blend_server import audit, convert
+from blend_server import audit, convert, facts
 from blend_server.auth import Gate, caller
 from blend_server.engines import ServedEngine
 from blend_server.operations import observing
@@ -139,13 +139,13 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         size = convert.count(request, "page_size", DEFAULT_PAGE_SIZE, most=MAX_PAGE_SIZE)
         async with self._tenant() as tenant:
             page = await tenant.threads.call(tenant.library.list, size, request.page_token)
-        documents = [convert.document_to_proto(info) for info in page.documents]
+        documents = [facts.document_to_proto(info) for info in page.documents]
         return pb.ListDocumentsResponse(documents=documents, next_page_token=page.next_page_token)
 
     async def GetDocument(self, request: pb.GetDocumentRequest, context: grpc.aio.ServicerContext) -> pb.DocumentInfo:
         """Return a document; see the proto file."""
         async with self._tenant(request.id) as tenant:
-            return convert.document_to_proto(await tenant.threads.call(tenant.library.get, request.id))
+            return facts.document_to_proto(await tenant.threads.call(tenant.library.get, request.id))
 
     async def DeleteDocument(
         self, request: pb.DeleteDocumentRequest, context: grpc.aio.ServicerContext
@@ -162,7 +162,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
         k = convert.count(request, "k", self._config.rag.top_k, most=convert.MAX_PASSAGES)
         async with self._tenant() as tenant:
             found = await tenant.threads.call(tenant.library.retrieve, question, k)
-        return pb.RetrieveResponse(passages=[convert.passage_to_proto(passage) for passage in found])
+        return pb.RetrieveResponse(passages=[facts.passage_to_proto(passage) for passage in found])
 
     async def Answer(
         self, request: pb.AnswerRequest, context: grpc.aio.ServicerContext
@@ -199,7 +199,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
             context.add_done_callback(lambda _: stream.cancel())
             # Whoever reads slowly keeps no place: what is still to be read is no longer than the answer.
             stream.ended.add_done_callback(lambda _: place.close())
-            shown = [convert.passage_to_proto(passage) for passage in passages]
+            shown = [facts.passage_to_proto(passage) for passage in passages]
             yield pb.AnswerEvent(passages=pb.Passages(passages=shown, retrieve_ms=retrieve_ms))
             async for event in stream:
                 if isinstance(event, Token):
@@ -235,13 +235,13 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
             engine = await tenant.threads.call(self._engine.stats)
             corpus = await tenant.threads.call(tenant.library.stats)
         if whole:
-            figures, requests = convert.engine_to_proto(engine), self._worker.requests
+            figures, requests = facts.engine_to_proto(engine), self._worker.requests
         else:
-            figures = convert.engine_to_proto_for(tenant.name, tenant.answered, engine)
+            figures = facts.engine_to_proto_for(tenant.name, tenant.answered, engine)
             requests = self._places.held_by(tenant.name) if self._places is not None else 0
         stats = pb.Stats(
             version=blend.__version__,
-            corpus=convert.corpus_to_proto(corpus),
+            corpus=facts.corpus_to_proto(corpus),
             queue=pb.QueueStats(requests=requests, max_queue=config.max_queue),
             engine=figures,
             limits=pb.Limits(
@@ -251,7 +251,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
                 default_max_new_tokens=config.rag.max_new_tokens,
                 context_tokens=engine.max_positions,
             ),
-            environment=convert.environment_to_proto(environment(engine), budgets=whole),
+            environment=facts.environment_to_proto(environment(engine), budgets=whole),
         )
         stats.started_at.FromMilliseconds(int(self._started * 1e3))
         return stats
