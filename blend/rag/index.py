@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import faiss
@@ -22,6 +22,8 @@ _LOG = logging.getLogger(__name__)
 # Scores of equal vectors may differ by rounding with their place in the index: what is this close to the last hit is
 # scored again.
 _ROUNDING = 1e-4
+# Likewise where many are searched for at once, which takes no bound: so many beyond the last hit.
+_SPARE = 8
 
 
 class Index:
@@ -49,6 +51,12 @@ class Index:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The row ids, rising."""
+        with self._lock:
+            return tuple(sorted(self._rows))
 
     @property
     def unsaved(self) -> int:
@@ -142,6 +150,28 @@ class Index:
         exact = np.multiply(vectors, query, dtype=np.float64).sum(axis=1)
         best = np.lexsort((candidates, -exact))[:k]
         return [(int(candidates[i]), float(exact[i])) for i in best]
+
+    def nearest(self, rows: Sequence[int], k: int) -> dict[int, list[int]]:
+        """The ``k`` other rows (all, if there are fewer) with the largest inner product with each of ``rows``.
+
+        Best first; equal scores are in the order of row ids, but for copies beyond the last hit. Rows that are not
+        there are left out.
+        """
+        with self._lock:
+            self._check_open()
+            known = [row for row in rows if row in self._rows]
+            index = self._faiss
+            if index is None or not known:
+                return {}
+            queries = index.reconstruct_batch(np.asarray(known, dtype=np.int64))
+            _, found = index.search(queries, min(k + 1 + _SPARE, len(self._rows)))
+            vectors = index.reconstruct_batch(found.ravel()).reshape(*found.shape, -1)
+        nearest = {}
+        for row, query, candidates, theirs in zip(known, queries, found, vectors, strict=True):
+            exact = np.multiply(theirs, query, dtype=np.float64).sum(axis=1)
+            best = candidates[np.lexsort((candidates, -exact))]
+            nearest[row] = [int(other) for other in best if other != row][:k]
+        return nearest
 
     def save(self) -> None:
         """Write the snapshot, whole or not at all. Does nothing when it is up to date, or nothing is known yet.

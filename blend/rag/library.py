@@ -19,6 +19,7 @@ from blend.rag.catalog import DEFAULT_PAGE_SIZE, Catalog
 from blend.rag.chunking import Chunker, Piece, render_chunk
 from blend.rag.documents import validate_document, validate_id
 from blend.rag.index import Index
+from blend.rag.neighbours import Neighbours
 from blend.rag.prompt import check_question
 from blend.rag.protocols import Embedder, Tokenizer, Vectors
 from blend.rag.records import ChunkRow, Document, NewChunk, NewDocument, Orphan, Page
@@ -117,6 +118,9 @@ class Library:
         embedder: the embedding model.
         namespace: the tenant, 1 to 256 printable characters.
 
+    Attributes:
+        neighbours: which of its chunks are near to each other.
+
     Raises:
         TierUnavailable, ObjectCorrupt: the catalog cannot be used. A damaged index is made anew.
         ModelError: the embedding model cannot be used.
@@ -149,6 +153,7 @@ class Library:
         except BaseException:
             self._catalog.close()
             raise
+        self.neighbours = Neighbours(self._catalog, self._index)
 
     # Documents in
 

@@ -257,3 +257,22 @@ def test_use_after_close_is_refused(catalog: Catalog, path: Path) -> None:
     for use in (lambda: index.search(unit(0)[0], 1), index.save, lambda: index.catch_up(catalog)):
         with pytest.raises(Closed):
             use()
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(1, 60), k=st.integers(1, 70), gone=st.integers(0, 5))
+def test_the_nearest_rows_of_many_are_those_of_brute_force(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, n: int, k: int, gone: int
+) -> None:
+    index = Index(tmp_path_factory.mktemp("index") / "index.bin", "p")
+    rows, vectors = np.arange(1, n + 1, dtype=np.int64), unit(seed, n)
+    index.add(rows, vectors)
+    index.remove(range(1, gone + 1))
+    left = [int(row) for row in rows if row > gone]
+    assert index.rows == tuple(left)
+    found = index.nearest([*range(1, n + 1), n + 1], k)
+    assert list(found) == left, "those that are not there are left out"
+    scores = np.multiply(vectors[:, None], vectors[None], dtype=np.float64).sum(axis=2)
+    for row in left:
+        others = sorted((other for other in left if other != row), key=lambda o: (-scores[row - 1, o - 1], o))
+        assert found[row] == others[:k]
+    index.close()

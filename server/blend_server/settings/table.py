@@ -188,6 +188,7 @@ _RESIDENCY = (
 )
 _DOCUMENTS = (
     Flag("chunk-tokens", "rag.chunk_tokens", "most tokens of a chunk"),
+    Flag("neighbours", "rag.neighbours", "nearest chunks that each chunk is encoded behind in idle time, at most 10"),
     Flag("embedding-model", "rag.embedding_model", "for retrieval", "NAME", any_text=True),
     Flag("max-document-bytes", "rag.max_document_bytes", "largest document"),
     Flag("top-k", "rag.top_k", "passages unless a question says otherwise"),
