@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from blend.config import EngineConfig, ServerConfig
 from blend.errors import InvalidConfig
@@ -83,6 +83,27 @@ class ServedEngine(Protocol):
 
     def close(self) -> None:
         """End the engine and close its store. Safe to call again."""
+        ...
+
+
+@runtime_checkable
+class ConditioningEngine(ServedEngine, Protocol):
+    """An engine that encodes chunks behind others, as their ``conditioned`` variant. The native one does."""
+
+    sink: tuple[int, ...]
+
+    def precompute(
+        self,
+        chunks: Iterable[Chunk],
+        behind: Sequence[Sequence[Chunk]] | None = None,
+        *,
+        namespace: str = _NAMESPACE,
+    ) -> list[str]:
+        """Encode and store what is missing, each chunk behind those that stand at its place in ``behind``."""
+        ...
+
+    def behind(self, chunk: Chunk, *, namespace: str = _NAMESPACE) -> tuple[str, ...]:
+        """Return the content keys that a chunk's stored variant was encoded behind; ``()`` where there is none."""
         ...
 
 

@@ -10,6 +10,7 @@ from dataclasses import fields
 from blend.rag import DocumentInfo, LibraryStats, Passage
 from blend.stats import EngineStats
 from blend.versions import Environment
+from blend_server.conditioning import Counts
 from blend_server.plain import struct
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
@@ -37,14 +38,16 @@ def passage_to_proto(passage: Passage) -> pb.Passage:
     )
 
 
-def corpus_to_proto(stats: LibraryStats) -> pb.CorpusStats:
-    """The message for a library's figures."""
+def corpus_to_proto(stats: LibraryStats, counts: Counts) -> pb.CorpusStats:
+    """The message for a library's figures, and for how many of its chunks are stored behind others."""
     return pb.CorpusStats(
         documents=stats.documents,
         content_bytes=stats.nbytes,
         chunks=stats.chunks,
         tokens=stats.tokens,
         outdated=stats.outdated,
+        conditioned=counts.conditioned,
+        to_condition=counts.waiting,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -32,8 +32,10 @@ _FORGET_AT_ONCE = 32
 _RETRY_SECONDS = 1.0
 _MOST_RETRY_SECONDS = 60.0
 
-# For how long each chunk of a document that nobody waits for lets callers go first, and how often it looks.
+# For how long each chunk of a document that nobody waits for lets callers go first; for how long what is of use without
+# it does; and how often it looks.
 _GIVE_WAY_SECONDS = 2.0
+_IDLE_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 
 
@@ -48,12 +50,22 @@ class Ingestion:
         worker: runs the engine.
         threads: run the library.
         gate: knows how many documents the tenant may have.
+        changed: called once documents have come or gone.
     """
 
-    def __init__(self, engine: ServedEngine, library: Library, worker: Worker, threads: Share, gate: Gate) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        library: Library,
+        worker: Worker,
+        threads: Share,
+        gate: Gate,
+        changed: Callable[[], None],
+    ) -> None:
         self._engine = engine
         self._namespace = library.namespace
         self._gate = gate
+        self._changed = changed
         self._room_lock = asyncio.Lock()
         self._reserved: list[int] = []
         self._library = library
@@ -70,7 +82,7 @@ class Ingestion:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way, nor to be tried again. What :meth:`renew` does may be broken off."""
+        """Whether nothing is under way, nor to be tried again. What goes on in idle time may be broken off."""
         return not self._tasks and self._retry is None
 
     async def close(self) -> None:
@@ -122,7 +134,7 @@ class Ingestion:
             prepared = await self._threads.call(self._library.prepare_again, document_id)
             if prepared is None:
                 return
-            await self._give_way()
+            await self.give_way(_GIVE_WAY_SECONDS)
             prepared = await self._threads.call(self._library.embed, prepared, self._check_open)
             keys = await self._threads.call(self._keys, prepared.chunks)
             async with AsyncExitStack() as held:
@@ -133,14 +145,36 @@ class Ingestion:
                 if missing:
                     await self._threads.call(self._library.announce, prepared, keys)
                 for chunk in missing:
-                    await self._give_way()
+                    await self.give_way(_GIVE_WAY_SECONDS)
                     await self._worker.call(self._precompute, chunk)
                 await self._to_the_end(self._commit(prepared, keys, held.pop_all()))
 
-    async def _give_way(self) -> None:
-        """Let callers go first, within bounds: under a load that never ends documents have to be renewed, too."""
+    async def in_idle_time(self, keys: Iterable[str], work: Callable[[], T]) -> T | None:
+        """Have the engine do what needs the chunks of these content keys, while callers go first.
+
+        Returns what came of it; ``None`` where no document holds one of them any more, and nothing was done. One that
+        goes from then on is forgotten behind this call, in the same thread.
+
+        Raises:
+            Closed: this was closed meanwhile.
+        """
+        wanted = tuple(keys)
+
+        def done() -> T | None:
+            return work() if all(map(self._library.references, wanted)) else None
+
+        async with self._renewal:
+            await self.give_way()
+            return await self._worker.call(done)
+
+    async def give_way(self, seconds: float = _IDLE_SECONDS) -> None:
+        """Let callers go first, within bounds: under a load that never ends documents have to be renewed, too.
+
+        Raises:
+            Closed: this is being closed.
+        """
         loop = asyncio.get_running_loop()
-        end = loop.time() + _GIVE_WAY_SECONDS
+        end = loop.time() + seconds
         while self._worker.requests and loop.time() < end and not self._closing:
             await asyncio.sleep(_LOOK_SECONDS)
         self._check_open()
@@ -241,12 +275,14 @@ class Ingestion:
     async def _commit(self, prepared: Prepared, keys: list[str], held: AsyncExitStack) -> int:
         async with held, self._room_lock:  # nobody counts the document twice, as held and as stored, or not at all
             orphans = await self._threads.call(self._library.commit, prepared, keys)
+            self._changed()
         if prepared.renews is None:  # else no caller changed it
             audit.current.get().changed(prepared.document.id)
         return await self._dropped(orphans)
 
     async def _delete(self, document_id: str) -> int:
         orphans = await self._threads.call(self._library.delete, document_id)
+        self._changed()
         audit.current.get().changed(document_id)
         return await self._dropped(orphans)
 

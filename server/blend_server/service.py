@@ -91,6 +91,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
             places_held=lambda: self._worker.requests,
             places=self._config.max_queue + 1,
             open_tenants=lambda: self._tenants.opened,
+            conditioning=self._tenants.conditioning.stats,
             tenants=tenants,
         )
 
@@ -241,7 +242,7 @@ class BlendService(blend_pb2_grpc.BlendServiceServicer):
             requests = self._places.held_by(tenant.name) if self._places is not None else 0
         stats = pb.Stats(
             version=blend.__version__,
-            corpus=facts.corpus_to_proto(corpus),
+            corpus=facts.corpus_to_proto(corpus, self._tenants.conditioning.counts(tenant.name)),
             queue=pb.QueueStats(requests=requests, max_queue=config.max_queue),
             engine=figures,
             limits=pb.Limits(

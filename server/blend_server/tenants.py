@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from blend.config import RagConfig
@@ -13,6 +14,7 @@ from blend.errors import ResourceExhausted
 from blend.rag.library import Library
 from blend.rag.protocols import Embedder
 from blend_server.auth import DEFAULT_TENANT, Gate
+from blend_server.conditioning import Conditioning
 from blend_server.engines import ServedEngine
 from blend_server.ingestion import Ingestion
 from blend_server.places import RETRY_SECONDS
@@ -80,7 +82,9 @@ class Tenants:
         self._open: OrderedDict[str, Tenant] = OrderedDict()
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[Tenant]] = set()
-        self._reindexing: asyncio.Task[None] | None = None
+        self._background: asyncio.Task[None] | None = None
+        self.conditioning = Conditioning(engine, config.neighbours)
+        """Encodes open tenants' chunks behind their neighbours, once documents are up to date."""
 
     @property
     def opened(self) -> int:
@@ -91,7 +95,7 @@ class Tenants:
         """Open the tenant ``default``.
 
         In the background all tenants are opened, which has the KV that an earlier run left behind forgotten, and their
-        documents are brought up to date with the present settings.
+        documents are brought up to date with the present settings; then chunks are encoded behind their neighbours.
 
         Raises:
             StoreError: the default tenant's documents cannot be used.
@@ -99,8 +103,12 @@ class Tenants:
         async with self.use(DEFAULT_TENANT):
             pass
         names = await self._threads.call(self._stored)
-        reindexing = Reindexing(self.use, self._engine)
-        self._reindexing = asyncio.ensure_future(reindexing.run((DEFAULT_TENANT, *names)))
+        self._background = asyncio.ensure_future(self._work((DEFAULT_TENANT, *names)))
+
+    async def _work(self, names: Sequence[str]) -> None:
+        """What goes on in idle time until it is cancelled."""
+        await Reindexing(self.use, self._engine).run(names)
+        await self.conditioning.run()
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncGenerator[Tenant, None]:
@@ -125,9 +133,9 @@ class Tenants:
 
     async def finish(self) -> None:
         """Finish what must not be left half done."""
-        if self._reindexing is not None:
-            self._reindexing.cancel()
-            await asyncio.wait([self._reindexing])
+        if self._background is not None:
+            self._background.cancel()
+            await asyncio.wait([self._background])
         if self._tasks:
             await asyncio.wait(self._tasks)
         for tenant in list(self._open.values()):  # idle ones may be closed meanwhile
@@ -148,9 +156,11 @@ class Tenants:
             library = await self._threads.call(self._library, name)
             # With several tenants one thread is always left by each, for whoever comes beside a flood.
             threads = Share(self._threads, max(1, self._threads.count - self._gate.many))
-            ingestion = Ingestion(self._engine, library, self._worker, threads, self._gate)
+            changed = partial(self.conditioning.changed, name)
+            ingestion = Ingestion(self._engine, library, self._worker, threads, self._gate, changed)
             tenant = Tenant(library, threads, ingestion)
             self._open[name] = tenant
+            self.conditioning.opened(tenant)
             tenant.ingestion.sweep_soon()
             return tenant
 
@@ -163,6 +173,7 @@ class Tenants:
                     RETRY_SECONDS,
                 )
             del self._open[idle.name]
+            self.conditioning.closed(idle.name)
             await idle.ingestion.close()
             await self._threads.call(idle.library.close)
 

@@ -34,7 +34,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(model: Path, data_dir: Path, **changes: object) -> ServerConfig:
-    """Settings for a server of small tiers and small chunks on a free port."""
+    """Settings for a server of small tiers and small chunks on a free port, which does nothing in idle time."""
     settings: dict[str, object] = {
         "address": "127.0.0.1:0",
         "data_dir": data_dir,
@@ -44,7 +44,7 @@ def config(model: Path, data_dir: Path, **changes: object) -> ServerConfig:
             dtype="float32",
             store=StoreConfig(host_bytes=64 * MiB, disk_bytes=256 * MiB, fsync=False),
         ),
-        "rag": RagConfig(chunk_tokens=128, top_k=3, max_new_tokens=8),
+        "rag": RagConfig(chunk_tokens=128, neighbours=0, top_k=3, max_new_tokens=8),
     }
     return ServerConfig(**{**settings, **changes})  # type: ignore[arg-type]
 

@@ -92,7 +92,8 @@ class Served:
         ready.unlink(missing_ok=True)
         arguments = ["--address", "127.0.0.1:0", "--data-dir", str(directory), "--ready-file", str(ready)]
         arguments += ["--model", str(model), "--dtype", "float32", "--threads", "1", "--chunk-tokens", "128"]
-        arguments += ["--host-bytes", "64MiB", "--disk-bytes", "256MiB", "--max-new-tokens", "4", *more]
+        arguments += ["--host-bytes", "64MiB", "--disk-bytes", "256MiB", "--max-new-tokens", "4"]
+        arguments += ["--neighbours", "0", *more]
         root = Path(blend_server.__file__).parents[1]
         self.log = log
         with log.open("ab") as sink:

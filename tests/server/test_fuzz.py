@@ -179,7 +179,7 @@ def field_names(message: Descriptor, prefix: str = "") -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlendServer]:
     """A server that takes small documents and messages only, so that what is taken costs little."""
-    rag = RagConfig(chunk_tokens=128, top_k=2, max_new_tokens=2, max_document_bytes=8 * KiB)
+    rag = RagConfig(chunk_tokens=128, neighbours=0, top_k=2, max_new_tokens=2, max_document_bytes=8 * KiB)
     directory = tmp_path_factory.mktemp("fuzzed")
     with BlendServer(config(tiny_model_dir, directory, rag=rag, max_message_bytes=MOST)) as made:
         with Client(made.address) as client:

@@ -233,7 +233,7 @@ def test_readers_that_stall_neither_hold_others_up_nor_the_end() -> None:
 
 
 def sources(stats: Callable[[], Any]) -> Sources:
-    return Sources(stats, lambda: True, lambda: 0, 65, lambda: 1, frozenset)
+    return Sources(stats, lambda: True, lambda: 0, 65, lambda: 1, lambda: None, frozenset)
 
 
 def collected(stats: Callable[[], Any]) -> set[str]:

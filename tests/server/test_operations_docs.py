@@ -29,7 +29,7 @@ def exposed() -> dict[str, str]:
         raise AssertionError("describing asks nobody")
 
     observer = Observer()
-    observer.watch(Sources(nothing, nothing, nothing, 1, nothing, nothing))
+    observer.watch(Sources(nothing, nothing, nothing, 1, nothing, nothing, nothing))
     found: dict[str, str] = {}
     for collector in observer.registry._collector_to_names:
         families: list[Metric] = list(getattr(collector, "describe", collector.collect)())

@@ -26,7 +26,7 @@ from tests.server.conftest import config
 Start = Callable[..., BlendServer]
 
 QUERY = Plan("query", 0.15)
-SMALLER = RagConfig(chunk_tokens=64, top_k=3, max_new_tokens=8)
+SMALLER = RagConfig(chunk_tokens=64, neighbours=0, top_k=3, max_new_tokens=8)
 NAMES = ("attic", "boiler room", "chapel", "dairy")
 
 

@@ -154,6 +154,9 @@ def stats(console: Console, found: pb.Stats) -> None:
     documents = [counted(corpus.documents, "document"), counted(corpus.chunks, "chunk"), f"{corpus.tokens} tokens"]
     if corpus.outdated:
         documents.append(f"{counted(corpus.outdated, 'document')} outdated: left out of answers until processed again")
+    if corpus.conditioned or corpus.to_condition:
+        waiting = f" ({corpus.to_condition} wait)" if corpus.to_condition else ""
+        documents.append(f"{counted(corpus.conditioned, 'chunk')} encoded behind neighbours{waiting}")
     tiers = [(f"tier {tier.name}", _tier(tier)) for tier in engine.tiers]
     sizes = f"document {size(limits.max_document_bytes)}, message {size(limits.max_message_bytes)}"
     rows = [

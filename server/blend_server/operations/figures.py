@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -17,6 +18,9 @@ from blend_server.operations import sheet
 from blend_server.operations.hot import HotChunks
 from blend_server.operations.sheet import Sheet
 from blend_server.operations.tenants import TenantCounts
+
+if TYPE_CHECKING:
+    from blend_server.conditioning import ConditioningStats
 
 logger = logging.getLogger("blend_server")
 
@@ -31,6 +35,7 @@ class Sources:
         places_held: places before the engine that are taken.
         places: how many there are.
         open_tenants: tenants that are open.
+        conditioning: figures of chunks that are encoded behind their neighbours; ``None`` where none are.
         tenants: names of the tenants that have metrics of their own.
     """
 
@@ -39,6 +44,7 @@ class Sources:
     places_held: Callable[[], int]
     places: int
     open_tenants: Callable[[], int]
+    conditioning: Callable[[], ConditioningStats | None]
     tenants: Callable[[], Collection[str]]
 
 
@@ -66,6 +72,8 @@ class Figures(Collector):
         names = self._sources.tenants()
         self._server(filled)
         self._tenants(filled, names)
+        if (conditioning := self._sources.conditioning()) is not None:
+            _conditioning(filled, conditioning, names)
         try:
             stats = self._sources.stats()
         except BlendError as error:
@@ -90,6 +98,17 @@ class Figures(Collector):
             filled.set("tenant_requests_total", count, tenant, code)
         for (tenant, kind), count in tokens.items():
             filled.set("tenant_tokens_total", count, tenant, kind)
+
+
+def _conditioning(filled: Sheet, stats: ConditioningStats, names: Collection[str]) -> None:
+    filled.set("conditioning_backlog", sum(counts.waiting for counts in stats.tenants.values()))
+    filled.set("conditioning_total", stats.done, "done")
+    filled.set("conditioning_total", stats.failed, "failed")
+    filled.set("conditioning_seconds_total", stats.seconds)
+    for tenant, counts in stats.tenants.items():
+        if tenant in names:
+            filled.set("tenant_chunks", counts.conditioned, tenant, "conditioned")
+            filled.set("tenant_chunks", counts.waiting, tenant, "waiting")
 
 
 def _engine(filled: Sheet, stats: EngineStats, names: Collection[str]) -> None:

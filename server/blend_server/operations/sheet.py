@@ -55,6 +55,9 @@ FAMILIES = (
     Family("counter", "encoded_chunks_total", "Chunks whose KV was computed to be stored."),
     Family("gauge", "precompute_backlog", "Chunks that requests missed and that wait to be computed."),
     Family("counter", "precompute_total", "Missed chunks, by what became of computing them.", ("outcome",)),
+    Family("gauge", "conditioning_backlog", "Chunks of open tenants that wait to be encoded behind their neighbours."),
+    Family("counter", "conditioning_total", "Chunks to be encoded behind others, by what became of it.", ("outcome",)),
+    Family("counter", "conditioning_seconds_total", "Time that encoding chunks behind their neighbours took."),
     Family("counter", "shadow_requests_total", "Requests chosen to be compared, by what became of it.", ("outcome",)),
     Family("gauge", "shadow_pending", "Requests that wait to be compared with full prefill."),
     Family("gauge", "shadow_tripped", "1 while auto runs full prefill, for its loss was too high."),
@@ -64,6 +67,7 @@ FAMILIES = (
     Family("gauge", "shadow_upper_kl", "Upper end of that mean's confidence interval, one-sided at 95%.", ("method",)),
     Family("counter", "tenant_requests_total", "Calls of a tenant that have ended.", ("tenant", "code")),
     Family("counter", "tenant_tokens_total", "Tokens of a tenant's answers.", ("tenant", "kind")),
+    Family("gauge", "tenant_chunks", "Chunks of an open tenant: conditioned, or waiting for it.", ("tenant", "state")),
     Family("gauge", "tenant_bytes", "KV that a tenant holds in a tier.", ("tenant", "tier")),
     Family("gauge", "tenant_quota_bytes", "KV that it may hold there, where it has a quota.", ("tenant", "tier")),
 )

@@ -517,18 +517,22 @@ class Environment(_message.Message):
     def __init__(self, blend: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., transformers: _Optional[str] = ..., vllm: _Optional[str] = ..., mooncake: _Optional[str] = ..., platform: _Optional[str] = ..., cpu: _Optional[str] = ..., threads: _Optional[int] = ..., device: _Optional[str] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer: _Optional[str] = ..., dtype: _Optional[str] = ..., layout_version: _Optional[int] = ..., rope: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[Environment.Budget, _Mapping]]] = ..., protocol: _Optional[str] = ...) -> None: ...
 
 class CorpusStats(_message.Message):
-    __slots__ = ("documents", "content_bytes", "chunks", "tokens", "outdated")
+    __slots__ = ("documents", "content_bytes", "chunks", "tokens", "outdated", "conditioned", "to_condition")
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTDATED_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONED_FIELD_NUMBER: _ClassVar[int]
+    TO_CONDITION_FIELD_NUMBER: _ClassVar[int]
     documents: int
     content_bytes: int
     chunks: int
     tokens: int
     outdated: int
-    def __init__(self, documents: _Optional[int] = ..., content_bytes: _Optional[int] = ..., chunks: _Optional[int] = ..., tokens: _Optional[int] = ..., outdated: _Optional[int] = ...) -> None: ...
+    conditioned: int
+    to_condition: int
+    def __init__(self, documents: _Optional[int] = ..., content_bytes: _Optional[int] = ..., chunks: _Optional[int] = ..., tokens: _Optional[int] = ..., outdated: _Optional[int] = ..., conditioned: _Optional[int] = ..., to_condition: _Optional[int] = ...) -> None: ...
 
 class QueueStats(_message.Message):
     __slots__ = ("requests", "max_queue")
