@@ -14,6 +14,7 @@ from blend.errors import InvalidInput, ObjectCorrupt, ResourceExhausted, StoreEr
 from blend.filling import Filling, Lost, Place
 from blend.helper import Helper
 from blend.model.decoder import Decoder
+from blend.recompute.canvas import Canvas
 from blend.recompute.planner import PrefillSpeed
 from blend.store import (
     Header,
@@ -117,7 +118,24 @@ class ChunkCache:
                 found.append((header.namespace, header.token_ids))
         return found[::-1]
 
-    def encode(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk] = ()) -> tuple[Stored | None, bool]:
+    def prepare(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk]) -> tuple[Canvas, torch.Tensor] | None:
+        """Return a canvas for a chunk's KV behind related chunks, and the token ids ``[N]`` to be computed on it.
+
+        ``None`` where that variant is stored or on its way there. For an engine without shards that has others' work
+        between the slices of this one; :meth:`encode` is given the canvas then. Errors are those of :meth:`encode`.
+        """
+        key = self._variant(chunk, tenant, behind)
+        if self._writes.under_way(key) is not None or self.store.contains(key):
+            return None
+        return self._encoder.prepare(chunk, behind)
+
+    def _variant(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk]) -> ObjectKey:
+        neighbours = tuple(self.key(other, tenant) for other in behind)
+        return ObjectKey(self.key(chunk, tenant), conditioned_variant(neighbours) if neighbours else PLAIN)
+
+    def encode(
+        self, chunk: Chunk, tenant: str, behind: Sequence[Chunk] = (), canvas: Canvas | None = None
+    ) -> tuple[Stored | None, bool]:
         """Compute a chunk's KV behind the sink (and behind related chunks) and give it to the store.
 
         What is encoded behind related chunks is stored with its sensitivity, and then takes the place of any other
@@ -126,30 +144,31 @@ class ChunkCache:
         Returns the three events of the write, and whether anything was computed: not when that variant is stored
         already (``None``) or on its way there, on every shard. To be called by one thread at a time.
 
+        Args:
+            canvas: what :meth:`prepare` returned for them, with all rows computed.
+
         Raises:
             InvalidPrompt: a token id that the model has not got.
             PromptTooLong: the sink, the related chunks and the chunk exceed the model's context.
         """
-        key = self.key(chunk, tenant)
-        neighbours = tuple(self.key(other, tenant) for other in behind)
-        object_key = ObjectKey(key, conditioned_variant(neighbours) if neighbours else "plain")
-        under_way = self._writes.under_way(object_key)
-        held = under_way is not None or self.store.contains(object_key)
+        key = self._variant(chunk, tenant, behind)
+        under_way = self._writes.under_way(key)
+        held = under_way is not None or self.store.contains(key)
         if all(self.decoder.shards.everywhere([held])):
             return under_way, False
-        kv, moved = self._encoder.encode(chunk, behind, lambda: self._plain(chunk, tenant))
+        kv, moved = self._encoder.encode(chunk, behind, lambda: self._plain(chunk, tenant), canvas)
         if held:  # computed for a shard that had not got it
             return under_way, True
         header = Header(
             namespace=self.namespace(tenant).digest,
-            key=object_key,
+            key=key,
             token_ids=chunk.token_ids,
             layers=self.decoder.layers,
             kv_heads=self.decoder.kv_heads,
             head_dim=self.decoder.head_dim,
             dtype=self._dtype,
             position=len(self.sink) + sum(map(len, behind)),
-            neighbours=neighbours,
+            neighbours=tuple(self.key(other, tenant) for other in behind),
             generation=self._generation,
         )
         if moved is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from blend.errors import InvalidInput, InvalidPrompt, PromptTooLong
 from blend.model.decoder import Decoder
 from blend.recompute import passes
+from blend.recompute.canvas import Canvas
 from blend.recompute.planner import PrefillSpeed
 from blend.store import Header
 from blend.types import Chunk
@@ -37,7 +38,11 @@ class Encoder:
         self._max_rows = max_rows
 
     def encode(
-        self, chunk: Chunk, behind: Sequence[Chunk], plain: Callable[[], Tensor | None]
+        self,
+        chunk: Chunk,
+        behind: Sequence[Chunk],
+        plain: Callable[[], Tensor | None],
+        canvas: Canvas | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return a chunk's KV ``[L, 2, KVH, T, D]`` and, behind other chunks, its sensitivity ``[L, T]``.
 
@@ -45,11 +50,12 @@ class Encoder:
 
         Args:
             plain: returns the KV behind the sink alone where it is stored. It is computed otherwise.
+            canvas: what :meth:`prepare` returned for them, with all rows computed; ``None``: they are computed here.
 
         Raises:
             InvalidPrompt, PromptTooLong: as :meth:`kv`.
         """
-        kv = self.kv(chunk, behind)
+        kv = self.kv(chunk, behind) if canvas is None else _last(canvas, len(chunk))
         if not behind:
             return kv, None
         stored = plain()
@@ -63,23 +69,35 @@ class Encoder:
             InvalidPrompt: a token id that the model has not got.
             PromptTooLong: the sink, the other chunks and the chunk exceed the model's context.
         """
-        before = self._sink + tuple(token for other in behind for token in other.token_ids)
-        self._check(chunk, len(before))
-        device = self._decoder.device
-        ids = torch.tensor(before + chunk.token_ids, device=device)
-        canvas = self._decoder.new_canvas(len(ids))
+        canvas, ids = self.prepare(chunk, behind)
         begin = perf_counter()
         passes.everything(self._decoder, canvas, ids, self._max_rows)
-        passes.synchronize(device)
+        passes.synchronize(self._decoder.device)
         self._speed.saw(self._speed.flops(range(len(ids))), (perf_counter() - begin) * 1e3)
-        kept = slice(len(before), None)
-        return torch.stack((canvas.k[:, :, kept], canvas.v[:, :, kept]), dim=1).contiguous().cpu()
+        return _last(canvas, len(chunk))
+
+    def prepare(self, chunk: Chunk, behind: Sequence[Chunk] = ()) -> tuple[Canvas, Tensor]:
+        """Return an empty canvas for the sink, the other chunks and the chunk, and their token ids ``[N]`` int64.
+
+        Raises:
+            InvalidPrompt, PromptTooLong: as :meth:`kv`.
+        """
+        before = self._sink + tuple(token for other in behind for token in other.token_ids)
+        self._check(chunk, len(before))
+        ids = torch.tensor(before + chunk.token_ids, device=self._decoder.device)
+        return self._decoder.new_canvas(len(ids)), ids
 
     def _check(self, chunk: Chunk, before: int) -> None:
         if before + len(chunk) > self._decoder.max_positions:
             raise PromptTooLong(before + len(chunk), self._decoder.max_positions, "chunk")
         if max(chunk.token_ids) >= self._decoder.vocab_size:
             raise InvalidPrompt("chunk", max(chunk.token_ids), f"token ids below {self._decoder.vocab_size}")
+
+
+def _last(canvas: Canvas, tokens: int) -> Tensor:
+    """Return the KV ``[L, 2, KVH, T, D]`` of the last T tokens of a canvas: on the CPU, contiguous."""
+    kept = slice(canvas.length - tokens, None)
+    return torch.stack((canvas.k[:, :, kept], canvas.v[:, :, kept]), dim=1).contiguous().cpu()
 
 
 def sensitivity(conditioned: Tensor, plain: Tensor) -> Tensor:

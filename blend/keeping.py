@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from time import perf_counter
+
+import torch
 
 from blend.chunks import ChunkCache
 from blend.errors import InvalidInput, InvalidPrompt
 from blend.misses import Misses
+from blend.recompute.canvas import Canvas
 from blend.serving.job import Job
 from blend.serving.scheduler import Scheduler
-from blend.serving.steps import Alone, Steps, do
+from blend.serving.steps import Alone, Prefill, Steps, do
 from blend.stats import Counters, NamespaceStats
 from blend.store import Dropped, ObjectKey, Stored, TieredStore
 from blend.store.key import model_of, tenant_of
@@ -61,20 +66,48 @@ class Keeping:
         self, chunks: Sequence[tuple[Chunk, Sequence[Chunk]]], namespace: str
     ) -> Steps[tuple[list[str], list[Stored | None]]]:
         keys, writes = [], []
-
-        def encode(chunk: Chunk, others: Sequence[Chunk]) -> Stored | None:
-            key = self._chunks.key(chunk, namespace)
-            self._store.known.learn(namespace)
-            self.misses.want(key)
-            keys.append(key)
-            return self._encode(chunk, namespace, others)
-
         for chunk, others in chunks:
-            writes.append((yield from do(Alone(lambda chunk=chunk, others=others: encode(chunk, others)))))  # type: ignore[misc]
+            keys.append(self._chunks.key(chunk, namespace))
+            if others:
+                writes.append((yield from self._encode_behind(chunk, namespace, others)))
+            else:
+                writes.append((yield from do(Alone(partial(self._encode_wanted, chunk, namespace)))))
         return keys, writes
 
-    def _encode(self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = ()) -> Stored | None:
-        write, computed = self._chunks.encode(chunk, namespace, behind)
+    def _encode_wanted(self, chunk: Chunk, namespace: str) -> Stored | None:
+        self._want(chunk, namespace)
+        return self._encode(chunk, namespace)
+
+    def _want(self, chunk: Chunk, namespace: str) -> None:
+        self._store.known.learn(namespace)
+        self.misses.want(self._chunks.key(chunk, namespace))
+
+    def _encode_behind(self, chunk: Chunk, namespace: str, others: Sequence[Chunk]) -> Steps[Stored | None]:
+        """Encode a chunk behind others, with other work between slices of it: that takes several chunks' time."""
+        begun = perf_counter()
+
+        def prepare() -> tuple[Canvas, torch.Tensor] | None:
+            self._want(chunk, namespace)
+            return self._chunks.prepare(chunk, namespace, others)
+
+        prepared = yield from do(Alone(prepare))
+        canvas = None
+        if prepared is not None:
+            canvas, ids = prepared
+            yield from do(Prefill(canvas, ids, torch.arange(len(ids), device=ids.device), shared=False))
+        keys = [self._chunks.key(one, namespace) for one in (chunk, *others)]
+
+        def store() -> Stored | None:
+            # What was forgotten meanwhile must not come back, nor what was encoded behind it.
+            unwanted = self.misses.forgotten(keys, namespace, since=begun)
+            return None if unwanted else self._encode(chunk, namespace, others, canvas)
+
+        return (yield from do(Alone(store)))
+
+    def _encode(
+        self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = (), canvas: Canvas | None = None
+    ) -> Stored | None:
+        write, computed = self._chunks.encode(chunk, namespace, behind, canvas)
         if computed:
             self._counters.add("precomputed")
         return write

@@ -60,6 +60,16 @@ class Misses:
             _note(self._forgotten, keys)
             self._later.discard(lambda missed: self._key(*missed) in keys)
 
+    def forgotten(self, keys: Iterable[str], namespace: str, since: float) -> bool:
+        """Return whether a chunk of these content keys was forgotten, or the namespace dropped, since a moment.
+
+        Args:
+            since: a reading of :func:`time.perf_counter`.
+        """
+        with self._lock:
+            last = max((self._forgotten.get(key, -inf) for key in keys), default=-inf)
+            return max(last, self._dropped.get(namespace, -inf)) >= since
+
     def drop(self, namespace: str) -> None:
         """Do not compute any chunk of a namespace for a request that has arrived by now."""
         with self._lock:

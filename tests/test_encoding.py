@@ -95,13 +95,13 @@ def test_it_is_stored_how_far_each_tokens_values_moved(
         (path,) = [path for path in tmp_path.rglob("*") if path.name == str(key)]
         path.write_bytes(path.read_bytes()[:-1] + b"\x55")
     encoded: list[int] = []
-    kv = Encoder.kv
+    prepare = Encoder.prepare
 
-    def counted(encoder: Encoder, chunk: Chunk, behind: Sequence[Chunk] = ()) -> torch.Tensor:
+    def counted(encoder: Encoder, chunk: Chunk, behind: Sequence[Chunk] = ()) -> Any:
         encoded.append(len(behind))
-        return kv(encoder, chunk, behind)
+        return prepare(encoder, chunk, behind)
 
-    monkeypatch.setattr(Encoder, "kv", counted)
+    monkeypatch.setattr(Encoder, "prepare", counted)
     engine.precompute([CHUNK], behind=[(ONE, TWO)])
     assert encoded == ([2] if plain in ("in memory", "on disk") else [2, 0])
     want = by_hand(engine, CHUNK, (ONE, TWO))
@@ -237,3 +237,44 @@ def test_what_a_chunk_was_encoded_behind(engine: Engine, monkeypatch: pytest.Mon
 
 def _fails(*_: Any, **__: Any) -> None:
     raise TierUnavailable("disk: EIO (Input/output error)")
+
+
+def test_what_is_forgotten_while_a_chunk_is_encoded_behind_others_does_not_come_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is the chunk itself or one of the others: it is encoded slice by slice, and others have their turn."""
+    engine.precompute([CHUNK, ONE])
+    for gone in (CHUNK, ONE):
+        begin = engine._keeping._chunks.prepare
+
+        def prepared(*what: Any, gone: Chunk = gone, begin: Any = begin) -> Any:
+            found = begin(*what)
+            engine._keeping.misses.forget([engine.content_key(gone)])  # as a call that comes now does in this thread
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._keeping._chunks, "prepare", prepared)
+            engine.precompute([CHUNK], behind=[[ONE]])
+        assert engine.behind(CHUNK) == ()
+    engine.precompute([CHUNK], behind=[[ONE]])
+    assert engine.behind(CHUNK) == (engine.content_key(ONE),)
+
+
+def test_others_have_their_turn_while_a_chunk_is_encoded_behind_others(model: Path, tmp_path: Path) -> None:
+    with tiny.engine(model, tmp_path, max_rows=16) as engine:
+        passed: list[int] = []
+        forward = engine.decoder.forward
+
+        def counted(rows: Any, **how: Any) -> Any:
+            passed.append(sum(map(len, rows)))
+            return forward(rows, **how)
+
+        object.__setattr__(engine.decoder, "forward", counted)
+        engine.precompute([CHUNK])
+        whole = engine.store.get(ObjectKey(engine.content_key(CHUNK), "plain"))
+        assert whole is not None
+        whole.release()
+        passed.clear()
+        engine.precompute([CHUNK], behind=[[ONE, TWO]])
+        assert len(passed) > 1 and max(passed) <= 16
+        assert sum(passed) == len(engine.sink) + len(CHUNK) + len(ONE) + len(TWO)
