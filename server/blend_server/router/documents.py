@@ -248,10 +248,8 @@ class Documents:
             await asyncio.sleep(_BUSY_SECONDS * 2**attempt)
         if outcome.taken:
             await self._threads.call(self._journal.applied, change.number, link.name, outcome.held)
-        elif change.applied:
+        elif not await self._threads.call(self._journal.skipped, change.number, link.name):
             raise NoEngine(f"it refuses document {change.id!r}, which others hold: {outcome.progress.failed.message}")
-        else:
-            await self._threads.call(self._journal.skipped, change.number, link.name)
 
     # ------------------------------------------------------------------------------------------ catching up
 

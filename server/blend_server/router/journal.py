@@ -102,11 +102,19 @@ class Journal:
             self._db.execute("DELETE FROM waiting WHERE number = ?", (number,))
             self._db.execute("DELETE FROM changes WHERE number = ?", (number,))
 
-    def skipped(self, number: int, engine: str) -> None:
-        """Note that an engine has refused a change that no other is known to have taken."""
+    def skipped(self, number: int, engine: str) -> bool:
+        """Note that an engine has refused a change, unless another has taken it: then it waits for this one as before.
+
+        Returns:
+            whether the engine is rid of it.
+        """
         with self._transaction():
+            found = self._db.execute("SELECT applied FROM changes WHERE number = ?", (number,)).fetchone()
+            if found == (1,):
+                return False
             self._db.execute("DELETE FROM waiting WHERE number = ? AND engine = ?", (number, engine))
             self._tidy()
+        return True
 
     def applied(self, number: int, engine: str, held: Held | None) -> None:
         """Note that an engine has taken a change, and what it holds of the document now.

@@ -41,6 +41,7 @@ class FakeEngine(blend_pb2_grpc.BlendServiceServicer):
         calls: names of the rpcs that came, and their metadata.
         before: by rpc, what runs with the call's context before the engine does anything.
         during: by rpc, what runs when it has said something already.
+        fails_with: the code of the last stage of every document, if any.
         tokens: texts of an answer's tokens.
     """
 
@@ -51,10 +52,12 @@ class FakeEngine(blend_pb2_grpc.BlendServiceServicer):
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.before: dict[str, Callable[[Any], None]] = {}
         self.during: dict[str, Callable[[Any], None]] = {}
+        self.fails_with = ""
         self.tokens = ["one", "two"]
         self.sent = 0
         self.cancelled = threading.Event()
         self.credentials: grpc.ServerCredentials | None = None
+        self._checks = health.HealthServicer()
         self._server: grpc.Server | None = None
 
     @property
@@ -64,15 +67,20 @@ class FakeEngine(blend_pb2_grpc.BlendServiceServicer):
     def start(self) -> None:
         server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
         blend_pb2_grpc.add_BlendServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
-        checks = health.HealthServicer()
-        checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        self._checks = health.HealthServicer()
+        self.serve(True)
+        health_pb2_grpc.add_HealthServicer_to_server(self._checks, server)
         if self.credentials is None:
             self.port = server.add_insecure_port(self.address)
         else:
             self.port = server.add_secure_port(self.address, self.credentials)
         server.start()
         self._server = server
+
+    def serve(self, serving: bool) -> None:
+        """Have its health say whether it serves."""
+        statuses = {True: health_pb2.HealthCheckResponse.SERVING, False: health_pb2.HealthCheckResponse.NOT_SERVING}
+        self._checks.set(SERVICE_NAME, statuses[serving])
 
     def stop(self) -> None:
         """Stop at once; what runs is cut off."""
@@ -100,8 +108,9 @@ class FakeEngine(blend_pb2_grpc.BlendServiceServicer):
             for document in requests:
                 yield pb.IngestProgress(document_id=document.id, chunked=pb.IngestProgress.Chunked(chunks=1, tokens=3))
                 self.during.get("Ingest", _nothing)(context)
-                if not document.content:
-                    failed = pb.IngestProgress.Failed(code="INVALID_ARGUMENT", message="an empty document")
+                code = self.fails_with or ("" if document.content else "INVALID_ARGUMENT")
+                if code:
+                    failed = pb.IngestProgress.Failed(code=code, message=f"no room for {document.content!r}")
                     yield pb.IngestProgress(document_id=document.id, failed=failed)
                     continue
                 new = (document.title, bytes(document.content))

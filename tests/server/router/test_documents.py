@@ -153,6 +153,26 @@ def test_a_document_that_no_engine_finished_comes_later(client: Client, engines:
     assert waiting(client) == {"a": 0, "b": 0}
 
 
+def test_an_engine_that_refuses_what_another_takes_meanwhile_is_given_it_again(
+    client: Client, engines: Engines
+) -> None:
+    a, b = engines
+    for engine in engines:
+        engine.during["Ingest"] = vanish(engine)
+    with pytest.raises(ServiceError, match="may come to pass later"):
+        last(client, FERRY)
+    compared = a.asked("ListDocuments")
+
+    def refuse(_: Any) -> None:
+        wait_for("a has taken it", lambda: a.asked("ListDocuments") > compared)
+        b.fails_with = "RESOURCE_EXHAUSTED"
+        b.during["Ingest"] = lambda _: setattr(b, "fails_with", "")
+
+    b.during["Ingest"] = refuse
+    ready(client, "a", "b")
+    assert a.texts() == b.texts() == {"ferry": b"It leaves at nine."}
+
+
 def test_a_document_is_finished_though_its_caller_leaves(client: Client, engines: Engines) -> None:
     held = threading.Event()
     for engine in engines:

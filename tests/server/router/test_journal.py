@@ -63,7 +63,7 @@ def test_a_refused_change_leaves_the_one_before(journal: Journal) -> None:
 
 def test_who_refused_what_another_took_is_given_it_again(journal: Journal) -> None:
     number = journal.begin("t", "d", b"one")
-    journal.skipped(number, "b")
+    assert journal.skipped(number, "b")
     assert (numbers(journal, "a"), numbers(journal, "b")) == (number, None)
     journal.applied(number, "a", FIRST)
     assert (numbers(journal, "a"), numbers(journal, "b")) == (None, number)
@@ -71,6 +71,15 @@ def test_who_refused_what_another_took_is_given_it_again(journal: Journal) -> No
     for engine in ENGINES:
         journal.skipped(gone, engine)
     assert numbers(journal, "a") is None
+
+
+def test_who_refuses_what_another_has_taken_meanwhile_is_given_it_again(journal: Journal) -> None:
+    number = journal.begin("t", "d", b"one")
+    journal.applied(number, "a", FIRST)
+    assert not journal.skipped(number, "b")
+    assert numbers(journal, "b") == number
+    journal.applied(number, "b", FIRST)
+    assert journal.skipped(number, "b"), "nothing is left of it"
 
 
 def test_owners_are_apart_and_unknown_at_first(journal: Journal) -> None:
