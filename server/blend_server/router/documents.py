@@ -228,8 +228,11 @@ class Documents:
         except Exception as error:  # noqa: BLE001 - whatever it was, the engine may lack the document
             self._behind(owner, link, error)
 
-    async def _take(self, link: Link, change: Change, metadata: Metadata) -> None:
+    async def _take(self, link: Link, change: Change, metadata: Metadata) -> bool:
         """Have an engine take a change that must be taken, or that nobody is known to have taken.
+
+        Returns:
+            whether it is the first engine to take it.
 
         Raises:
             AioRpcError: it failed.
@@ -247,9 +250,10 @@ class Documents:
                     raise
             await asyncio.sleep(_BUSY_SECONDS * 2**attempt)
         if outcome.taken:
-            await self._threads.call(self._journal.applied, change.number, link.name, outcome.held)
-        elif not await self._threads.call(self._journal.skipped, change.number, link.name):
+            return await self._threads.call(self._journal.applied, change.number, link.name, outcome.held)
+        if not await self._threads.call(self._journal.skipped, change.number, link.name):
             raise NoEngine(f"it refuses document {change.id!r}, which others hold: {outcome.progress.failed.message}")
+        return False
 
     # ------------------------------------------------------------------------------------------ catching up
 
@@ -277,9 +281,9 @@ class Documents:
                             logger.info("event=current engine=%s tenant=%s", link.name, owner.name)
                         return
                 # Outside of the lock: the engine is asked nothing meanwhile, and the others go on.
-                await self._take(link, change, owner.metadata)
+                first = await self._take(link, change, owner.metadata)
                 owner.shorten_pauses(_now())
-                if not change.applied:
+                if first:
                     async with owner.lock:  # behind whoever is being compared, or it would count as current again
                         self._doubt_others(owner, link)
         except Exception as error:  # noqa: BLE001 - whatever it was, it may come again at once

@@ -116,16 +116,19 @@ class Journal:
             self._tidy()
         return True
 
-    def applied(self, number: int, engine: str, held: Held | None) -> None:
+    def applied(self, number: int, engine: str, held: Held | None) -> bool:
         """Note that an engine has taken a change, and what it holds of the document now.
 
         What was to be done with the document before is not to be done any more, and engines that had refused the
         change are to be given it again.
+
+        Returns:
+            whether it is the first engine to take it.
         """
         with self._transaction():
             found = self._db.execute("SELECT owner, id, applied FROM changes WHERE number = ?", (number,)).fetchone()
             if found is None:
-                return
+                return False
             owner, document_id, applied = found
             if not applied:
                 self._await(number)
@@ -138,6 +141,7 @@ class Journal:
                     self._db.execute("REPLACE INTO documents VALUES (?, ?, ?, ?)", (owner, document_id, *held))
             self._db.execute("DELETE FROM waiting WHERE number = ? AND engine = ?", (number, engine))
             self._tidy()
+        return not applied
 
     def next(self, owner: str, engine: str) -> Change | None:
         """Return the first of an owner's changes that an engine has not taken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from blend_server.client import Client, Document, ServiceError
 from blend_server.router.journal import Journal
 from blend_server.router.server import Router
 from tests.server.router.conftest import Engines, ready
-from tests.server.router.fakes import wait_for
+from tests.server.router.fakes import FakeEngine, wait_for
 
 FERRY = Document("ferry", "It leaves at nine.")
 LIGHT = Document("light", "It is red.")
@@ -105,6 +106,27 @@ def vanish(engine: Any) -> Callable[[Any], None]:
     return at_once
 
 
+def first_leaves(engines: Engines, then: Callable[[FakeEngine], object]) -> list[FakeEngine]:
+    """Have the engine that is given a document first go away in the middle of it; the other is told ``then``.
+
+    Returns:
+        that engine, once it is known.
+    """
+    left: list[FakeEngine] = []
+
+    def leave(engine: FakeEngine, other: FakeEngine, context: Any) -> None:
+        for each in engines:
+            del each.during["Ingest"]
+        then(other)
+        left.append(engine)
+        engine.serve(False)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    for engine, other in (engines, engines[::-1]):
+        engine.during["Ingest"] = partial(leave, engine, other)
+    return left
+
+
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_when_one_engine_fails_the_next_one_takes_the_document(client: Client, engines: Engines, when: str) -> None:
     for engine in engines:
@@ -157,20 +179,36 @@ def test_an_engine_that_refuses_what_another_takes_meanwhile_is_given_it_again(
     client: Client, engines: Engines
 ) -> None:
     a, b = engines
-    for engine in engines:
-        engine.during["Ingest"] = vanish(engine)
-    with pytest.raises(ServiceError, match="may come to pass later"):
-        last(client, FERRY)
     compared = a.asked("ListDocuments")
+
+    def vanish_first(context: Any) -> None:
+        b.during["Ingest"] = refuse
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
     def refuse(_: Any) -> None:
         wait_for("a has taken it", lambda: a.asked("ListDocuments") > compared)
         b.fails_with = "RESOURCE_EXHAUSTED"
         b.during["Ingest"] = lambda _: setattr(b, "fails_with", "")
 
-    b.during["Ingest"] = refuse
+    a.during["Ingest"], b.during["Ingest"] = vanish(a), vanish_first
+    with pytest.raises(ServiceError, match="may come to pass later"):
+        last(client, FERRY)
     ready(client, "a", "b")
     assert a.texts() == b.texts() == {"ferry": b"It leaves at nine."}
+
+
+def test_nobody_is_compared_again_for_a_change_that_nobody_takes(client: Client, engines: Engines) -> None:
+    first = first_leaves(engines, lambda other: setattr(other, "fails_with", "INVALID_ARGUMENT"))
+    assert last(client, FERRY) == ["failed"]
+    (left,) = first
+    (other,) = (engine for engine in engines if engine is not left)
+    ready(client, other.name)
+    compared = other.asked("ListDocuments")
+    left.fails_with = "INVALID_ARGUMENT"
+    left.serve(True)
+    ready(client, "a", "b")
+    assert waiting(client) == {"a": 0, "b": 0}
+    assert other.asked("ListDocuments") == compared
 
 
 def test_a_document_is_finished_though_its_caller_leaves(client: Client, engines: Engines) -> None:
