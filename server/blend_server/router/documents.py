@@ -46,13 +46,18 @@ _BUSY_SECONDS = 0.2
 _REFUSALS = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.NOT_FOUND,
         grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.PERMISSION_DENIED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.UNIMPLEMENTED,
     }
+)
+
+
+_DOUBT = (
+    "; but an engine that failed in the middle of it may have taken it, so that it may come to pass later: delete the "
+    "document if it must not"
 )
 
 
@@ -154,7 +159,10 @@ class Documents:
     async def delete(self, call: Call, document_id: str) -> Outcome:
         """Have every engine delete a document; returns what the lead said."""
         await self.readable(call)
-        return await asyncio.shield(self._task(self._change(call, document_id, None, _ignore)))
+        outcome = await asyncio.shield(self._task(self._change(call, document_id, None, _ignore)))
+        if outcome.absent is not None:
+            raise outcome.absent
+        return outcome
 
     async def _change(self, call: Call, document_id: str, document: bytes | None, told: Told) -> Outcome:
         owner = self._owner(call)
@@ -170,14 +178,14 @@ class Documents:
             number = await self._threads.call(self._journal.begin, owner.name, document_id, document)
             change = Change(number, owner.name, document_id, document)
             try:
-                lead, outcome = await self._lead(owner, targets, change, call.metadata, told)
+                lead, outcome, stands = await self._lead(owner, targets, change, call.metadata, told)
             except (grpc.aio.AioRpcError, NoEngine):
                 raise  # the change is refused, or every engine is behind already
             except Exception as error:
                 for link in targets:  # any of them may have taken it
                     self._behind(owner, link, error)
                 raise
-            if outcome.taken:
+            if stands:
                 owner.shorten_pauses(_now())
                 taken = replace(change, applied=True)
                 others = [link for link in targets if link is not lead and owner.name in link.current]
@@ -186,10 +194,14 @@ class Documents:
 
     async def _lead(
         self, owner: Owner, targets: Sequence[Link], change: Change, metadata: Metadata, told: Told
-    ) -> tuple[Link, Outcome]:
-        """Have the first engine that can take a change; returns it and what came of it.
+    ) -> tuple[Link, Outcome, bool]:
+        """Have the first engine that can take a change; returns it, what came of it, and whether others are to follow.
 
         An engine that fails may have taken the change or not: it is given it again before it is asked anything.
+
+        Raises:
+            AioRpcError: the change is refused.
+            NoEngine: every engine failed.
         """
         failure: Exception | None = None
         for link in targets:
@@ -198,21 +210,29 @@ class Documents:
             except grpc.aio.AioRpcError as error:
                 if error.code() in _REFUSALS:
                     await self._refused(link, change, failure)
-                    raise
+                    raise _refusal(error, failure) from error
                 failure = error
             except NoEngine as error:
                 failure = error
             else:
-                if outcome.taken:
-                    await self._threads.call(self._journal.applied, change.number, link.name, outcome.held)
-                else:
-                    await self._refused(link, change, failure)
-                return link, outcome
+                return link, outcome, await self._noted(link, change, outcome, failure)
             self._behind(owner, link, failure)
         raise NoEngine(
             f"no engine could finish the change of document {change.id!r}; it may come to pass later, and can be sent "
             f"again: {_said(failure)}"
         ) from failure
+
+    async def _noted(self, link: Link, change: Change, outcome: Outcome, doubt: Exception | None) -> bool:
+        """Write down what the lead has made of a change; returns whether the others are to follow."""
+        if outcome.absent is not None:
+            return await self._threads.call(self._journal.absent, change.number, link.name)
+        if outcome.taken:
+            await self._threads.call(self._journal.applied, change.number, link.name, outcome.held)
+            return True
+        await self._refused(link, change, doubt)
+        if doubt is not None:
+            outcome.progress.failed.message += _DOUBT
+        return False
 
     async def _refused(self, link: Link, change: Change, doubt: Exception | None) -> None:
         """Forget a change that an engine does not take, unless another one that failed may have."""
@@ -243,9 +263,6 @@ class Documents:
                 outcome = await apply(link, change, metadata, _ignore)
                 break
             except grpc.aio.AioRpcError as error:
-                if error.code() == grpc.StatusCode.NOT_FOUND and change.document is None:
-                    outcome = Outcome()  # it had gone already
-                    break
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED or attempt == _BUSY_TRIES - 1:
                     raise
             await asyncio.sleep(_BUSY_SECONDS * 2**attempt)
@@ -377,6 +394,14 @@ def _forget(tasks: dict[str, asyncio.Task[None]], name: str, _: asyncio.Task[Non
 
 def _ignore(_: pb.IngestProgress) -> None:
     """Progress that no caller is told of."""
+
+
+def _refusal(error: grpc.aio.AioRpcError, doubt: Exception | None) -> grpc.aio.AioRpcError:
+    """An engine's refusal as the caller is told it, who has to know where another engine may have taken the change."""
+    if doubt is None:
+        return error
+    said = f"{error.details()}{_DOUBT}"
+    return grpc.aio.AioRpcError(error.code(), error.initial_metadata(), error.trailing_metadata(), said)
 
 
 def _reason(link: Link, owner: str) -> str:

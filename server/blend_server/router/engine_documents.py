@@ -26,16 +26,18 @@ class Outcome:
     Args:
         progress: the last stage of a document that was to be taken.
         deleted: the reply where it was to be deleted.
+        absent: the error instead of a reply where there was nothing to delete.
         held: what the engine holds of the document now; ``None``: nothing.
     """
 
     progress: pb.IngestProgress = field(default_factory=pb.IngestProgress)
     deleted: bytes = b""
+    absent: grpc.aio.AioRpcError | None = None
     held: Held | None = None
 
     @property
     def taken(self) -> bool:
-        """Whether the engine did as it was told."""
+        """Whether the engine is now as if it had done what it was told."""
         return not self.progress.HasField("failed")
 
 
@@ -48,7 +50,12 @@ async def apply(link: Link, change: Change, metadata: Metadata, told: Callable[[
     """
     if change.document is None:
         request = pb.DeleteDocumentRequest(id=change.id).SerializeToString()
-        return Outcome(deleted=await link.unary("DeleteDocument", request, metadata, _SECONDS))
+        try:
+            return Outcome(deleted=await link.unary("DeleteDocument", request, metadata, _SECONDS))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+            return Outcome(absent=error)
     last = None
     async with aclosing(link.ingest(change.document, metadata)) as stages:
         async for stage in stages:

@@ -99,8 +99,26 @@ class Journal:
     def refused(self, number: int) -> None:
         """Forget a change that no engine has taken."""
         with self._transaction():
-            self._db.execute("DELETE FROM waiting WHERE number = ?", (number,))
-            self._db.execute("DELETE FROM changes WHERE number = ?", (number,))
+            self._forget(number)
+
+    def absent(self, number: int, engine: str) -> bool:
+        """Note that an engine which was to delete a document has none of that id.
+
+        Returns:
+            whether the deletion stands as one that is applied, for an earlier change may bring the document yet; else
+            it is forgotten.
+        """
+        with self._transaction():
+            earlier = self._db.execute(
+                "SELECT 1 FROM changes e JOIN changes c ON e.owner = c.owner AND e.id = c.id AND e.number < c.number "
+                "WHERE c.number = ? AND e.document IS NOT NULL",
+                (number,),
+            ).fetchone()
+            if earlier is None:
+                self._forget(number)
+            else:
+                self._apply(number, engine, None)
+        return earlier is not None
 
     def skipped(self, number: int, engine: str) -> bool:
         """Note that an engine has refused a change, unless another has taken it: then it waits for this one as before.
@@ -126,22 +144,7 @@ class Journal:
             whether it is the first engine to take it.
         """
         with self._transaction():
-            found = self._db.execute("SELECT owner, id, applied FROM changes WHERE number = ?", (number,)).fetchone()
-            if found is None:
-                return False
-            owner, document_id, applied = found
-            if not applied:
-                self._await(number)
-                self._db.execute("UPDATE changes SET applied = 1 WHERE number = ?", (number,))
-                earlier = "SELECT number FROM changes WHERE owner = ? AND id = ? AND number < ?"
-                self._db.execute(f"DELETE FROM waiting WHERE number IN ({earlier})", (owner, document_id, number))
-                if held is None:
-                    self._db.execute("DELETE FROM documents WHERE owner = ? AND id = ?", (owner, document_id))
-                else:
-                    self._db.execute("REPLACE INTO documents VALUES (?, ?, ?, ?)", (owner, document_id, *held))
-            self._db.execute("DELETE FROM waiting WHERE number = ? AND engine = ?", (number, engine))
-            self._tidy()
-        return not applied
+            return self._apply(number, engine, held)
 
     def next(self, owner: str, engine: str) -> Change | None:
         """Return the first of an owner's changes that an engine has not taken."""
@@ -177,6 +180,28 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    def _apply(self, number: int, engine: str, held: Held | None) -> bool:
+        found = self._db.execute("SELECT owner, id, applied FROM changes WHERE number = ?", (number,)).fetchone()
+        if found is None:
+            return False
+        owner, document_id, applied = found
+        if not applied:
+            self._await(number)
+            self._db.execute("UPDATE changes SET applied = 1 WHERE number = ?", (number,))
+            earlier = "SELECT number FROM changes WHERE owner = ? AND id = ? AND number < ?"
+            self._db.execute(f"DELETE FROM waiting WHERE number IN ({earlier})", (owner, document_id, number))
+            if held is None:
+                self._db.execute("DELETE FROM documents WHERE owner = ? AND id = ?", (owner, document_id))
+            else:
+                self._db.execute("REPLACE INTO documents VALUES (?, ?, ?, ?)", (owner, document_id, *held))
+        self._db.execute("DELETE FROM waiting WHERE number = ? AND engine = ?", (number, engine))
+        self._tidy()
+        return not applied
+
+    def _forget(self, number: int) -> None:
+        self._db.execute("DELETE FROM waiting WHERE number = ?", (number,))
+        self._tidy()
 
     def _await(self, number: int) -> None:
         rows = [(engine, number) for engine in self._engines]

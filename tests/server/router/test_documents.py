@@ -211,6 +211,40 @@ def test_nobody_is_compared_again_for_a_change_that_nobody_takes(client: Client,
     assert other.asked("ListDocuments") == compared
 
 
+@pytest.mark.parametrize("refusal", ["of the document", "of the call"])
+def test_a_document_that_was_not_found_does_not_appear_afterwards(
+    client: Client, engines: Engines, refusal: str
+) -> None:
+    def refuse(engine: FakeEngine) -> None:
+        if refusal == "of the document":
+            engine.fails_with = "INVALID_ARGUMENT"
+        else:
+            engine.before["Ingest"] = lambda context: context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
+
+    first = first_leaves(engines, refuse)
+    if refusal == "of the document":
+        told = list(client.ingest([FERRY]))[-1].failed
+        assert told.code == "INVALID_ARGUMENT"
+        assert "may come to pass later" in told.message
+    else:
+        with pytest.raises(ServiceError, match="not you; .* may come to pass later") as raised:
+            last(client, FERRY)
+        assert raised.value.code == "PERMISSION_DENIED"
+    (left,) = first
+    (other,) = (engine for engine in engines if engine is not left)
+    left.documents["ferry"] = ("", b"It leaves at nine.")  # it had come so far
+    ready(client, other.name)
+    with pytest.raises(ServiceError, match="no such document") as raised:
+        client.delete("ferry")
+    assert raised.value.code == "NOT_FOUND"
+    other.fails_with = ""
+    other.before.clear()
+    left.serve(True)
+    ready(client, "a", "b")
+    assert engines[0].texts() == engines[1].texts() == {}
+    assert waiting(client) == {"a": 0, "b": 0}
+
+
 def test_a_document_is_finished_though_its_caller_leaves(client: Client, engines: Engines) -> None:
     held = threading.Event()
     for engine in engines:

@@ -82,6 +82,20 @@ def test_who_refuses_what_another_has_taken_meanwhile_is_given_it_again(journal:
     assert journal.skipped(number, "b"), "nothing is left of it"
 
 
+def test_a_deletion_of_what_is_not_there_stands_where_it_may_come_yet(journal: Journal) -> None:
+    assert not journal.absent(journal.begin("t", "d", None), "b")
+    assert journal.counts() == {"a": 0, "b": 0}
+    doubtful = journal.begin("t", "d", b"one")
+    journal.skipped(doubtful, "b")
+    deletion = journal.begin("t", "d", None)
+    assert journal.absent(deletion, "b")
+    assert (numbers(journal, "a"), numbers(journal, "b")) == (deletion, None)
+    assert not journal.applied(doubtful, "a", FIRST), "an engine that was about to take it holds what is to go"
+    journal.applied(deletion, "a", None)
+    assert journal.counts() == {"a": 0, "b": 0}
+    assert journal.documents("t") == {}
+
+
 def test_owners_are_apart_and_unknown_at_first(journal: Journal) -> None:
     journal.begin("other", "d", b"text")
     assert numbers(journal, "a") is None
