@@ -19,14 +19,15 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
-from blend.errors import BlendError
+from blend.errors import BlendError, Unauthenticated
+from blend_server.auth import ANYONE, Gate
 from blend_server.places import Places
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.router.calls import Call, NoEngine
 from blend_server.router.engine_documents import Outcome, apply, listed
 from blend_server.router.journal import Change, Journal
 from blend_server.router.link import Link, Metadata
-from blend_server.router.owner import FIRST_SECONDS, Owner
+from blend_server.router.owner import FIRST_SECONDS, Credentials, Owner
 from blend_server.threads import Threads
 
 logger = logging.getLogger("blend_server.router")
@@ -71,14 +72,16 @@ class Documents:
     Args:
         links: all engines.
         journal: it is used in a thread of its own.
+        gate: knows whether a caller is still let in.
         owners: those that need no credentials, for whom engines catch up before anyone asks.
     """
 
-    def __init__(self, links: Sequence[Link], journal: Journal, owners: Sequence[str] = ()) -> None:
+    def __init__(self, links: Sequence[Link], journal: Journal, gate: Gate, owners: Sequence[str] = ()) -> None:
         self._links = links
         self._journal = journal
         self._threads = Threads("blend-router-journal", 1)
-        self._owners = {name: Owner(name) for name in owners}
+        self._gate = gate
+        self._owners = {name: Owner(name, Credentials(ANYONE, ())) for name in owners}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._places = Places(_MOST_CHANGES, "too many documents wait for the engines")
 
@@ -169,6 +172,7 @@ class Documents:
         async with AsyncExitStack() as held:
             held.enter_context(self._places.hold(owner.name))
             await held.enter_async_context(owner.lock)
+            await self._gate.recheck(call.who)  # it may have waited for long
             targets = self._ready(owner)
             if not targets:
                 raise self._nobody(owner)
@@ -178,7 +182,7 @@ class Documents:
             number = await self._threads.call(self._journal.begin, owner.name, document_id, document)
             change = Change(number, owner.name, document_id, document)
             try:
-                lead, outcome, stands = await self._lead(owner, targets, change, call.metadata, told)
+                lead, outcome, stands = await self._lead(owner, targets, change, call, told)
             except (grpc.aio.AioRpcError, NoEngine):
                 raise  # the change is refused, or every engine is behind already
             except Exception as error:
@@ -189,11 +193,11 @@ class Documents:
                 owner.shorten_pauses(_now())
                 taken = replace(change, applied=True)
                 others = [link for link in targets if link is not lead and owner.name in link.current]
-                await asyncio.gather(*(self._follow(owner, link, taken, call.metadata) for link in others))
+                await asyncio.gather(*(self._follow(owner, link, taken, call) for link in others))
             return outcome
 
     async def _lead(
-        self, owner: Owner, targets: Sequence[Link], change: Change, metadata: Metadata, told: Told
+        self, owner: Owner, targets: Sequence[Link], change: Change, call: Call, told: Told
     ) -> tuple[Link, Outcome, bool]:
         """Have the first engine that can take a change; returns it, what came of it, and whether others are to follow.
 
@@ -202,11 +206,12 @@ class Documents:
         Raises:
             AioRpcError: the change is refused.
             NoEngine: every engine failed.
+            Unauthenticated: one has failed, and the caller would not be let in now.
         """
         failure: Exception | None = None
         for link in targets:
             try:
-                outcome = await apply(link, change, metadata, told)
+                outcome = await apply(link, change, call.metadata, told)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _REFUSALS:
                     await self._refused(link, change, failure)
@@ -217,6 +222,7 @@ class Documents:
             else:
                 return link, outcome, await self._noted(link, change, outcome, failure)
             self._behind(owner, link, failure)
+            await self._gate.recheck(call.who)
         raise NoEngine(
             f"no engine could finish the change of document {change.id!r}; it may come to pass later, and can be sent "
             f"again: {_said(failure)}"
@@ -241,10 +247,11 @@ class Documents:
         else:
             await self._threads.call(self._journal.skipped, change.number, link.name)
 
-    async def _follow(self, owner: Owner, link: Link, change: Change, metadata: Metadata) -> None:
+    async def _follow(self, owner: Owner, link: Link, change: Change, call: Call) -> None:
         """Have one more engine take a change that the lead has taken; if it does not, it is behind."""
         try:
-            await self._take(link, change, metadata)
+            await self._gate.recheck(call.who)
+            await self._take(link, change, call.metadata)
         except Exception as error:  # noqa: BLE001 - whatever it was, the engine may lack the document
             self._behind(owner, link, error)
 
@@ -275,7 +282,9 @@ class Documents:
     # ------------------------------------------------------------------------------------------ catching up
 
     def _tend(self, owner: Owner) -> None:
-        """Begin to bring up each engine that serves and is behind."""
+        """Begin to bring up each engine that serves and is behind, where there are credentials for it."""
+        if owner.credentials is None:
+            return
         now, era = _now(), sum(link.era for link in self._links)
         for link in self._links:
             wanted = link.serving and owner.name not in link.current and link.name not in owner.catching_up
@@ -285,7 +294,7 @@ class Documents:
                 task.add_done_callback(partial(_forget, owner.catching_up, link.name))
 
     async def _catch_up(self, owner: Owner, link: Link) -> None:
-        era = link.era
+        era, used = link.era, owner.credentials
         try:
             while True:
                 async with owner.lock:
@@ -298,7 +307,8 @@ class Documents:
                             logger.info("event=current engine=%s tenant=%s", link.name, owner.name)
                         return
                 # Outside of the lock: the engine is asked nothing meanwhile, and the others go on.
-                first = await self._take(link, change, owner.metadata)
+                used = owner.credentials
+                first = await self._take(link, change, await self._metadata(owner))
                 owner.shorten_pauses(_now())
                 if first:
                     async with owner.lock:  # behind whoever is being compared, or it would count as current again
@@ -306,10 +316,22 @@ class Documents:
         except Exception as error:  # noqa: BLE001 - whatever it was, it may come again at once
             # What may pass is tried again soon, but each comparison lists all documents.
             owner.pause(link.name, _now(), longer=isinstance(error, _Different))
-            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                owner.metadata = ()  # the next caller's will do
+            if _unauthenticated(error) and owner.credentials is used:
+                owner.credentials = None  # the next caller's will do
             if link.era == era:
                 self._behind(owner, link, error)
+
+    async def _metadata(self, owner: Owner) -> Metadata:
+        """Return what proves to engines who is calling, once the gate still says that it is this owner.
+
+        Raises:
+            Unauthenticated: it proves that no more.
+        """
+        found = owner.credentials
+        if found is None:
+            raise Unauthenticated("engines catch up with the token of this tenant's next caller")
+        await self._gate.recheck(found.who)
+        return found.metadata
 
     def _doubt_others(self, owner: Owner, link: Link) -> None:
         """Have the others looked at again: one that refused a change which this engine has taken must have it."""
@@ -330,16 +352,16 @@ class Documents:
                 raise NoEngine(
                     f"every engine has to be there once before a tenant's documents are known; away: {', '.join(away)}"
                 )
-            wanted = await listed(link, owner.metadata)
+            wanted = await listed(link, await self._metadata(owner))
             for other in self._links:
-                if other is not link and await listed(other, owner.metadata) != wanted:
+                if other is not link and await listed(other, await self._metadata(owner)) != wanted:
                     raise _Different(
                         f"engines {link.name} and {other.name} hold different documents, and the router does not know "
                         "which are right: make them equal, or begin with none"
                     )
             await self._threads.call(self._journal.adopt, owner.name, wanted)
             return
-        found = await listed(link, owner.metadata)
+        found = await listed(link, await self._metadata(owner))
         if found != wanted:
             missing = sum(found.get(document_id) != held for document_id, held in wanted.items())
             extra = sum(document_id not in wanted for document_id in found)
@@ -360,8 +382,8 @@ class Documents:
     def _owner(self, call: Call) -> Owner:
         owner = self._owners.setdefault(call.owner, Owner(call.owner))
         # A reader's may list, a writer's may also catch up.
-        if call.who.may("writer") or not owner.metadata:
-            owner.metadata = call.credentials
+        if call.who.may("writer") or owner.credentials is None:
+            owner.credentials = Credentials(call.who, call.credentials)
         return owner
 
     def _ready(self, owner: Owner) -> list[Link]:
@@ -408,6 +430,11 @@ def _reason(link: Link, owner: str) -> str:
     if not link.serving:
         return "not serving"
     return link.behind.get(owner, "catching up")
+
+
+def _unauthenticated(error: Exception) -> bool:
+    by_engine = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAUTHENTICATED
+    return by_engine or isinstance(error, Unauthenticated)
 
 
 def _said(error: Exception | None) -> str:

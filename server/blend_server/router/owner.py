@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from blend_server.auth import Caller
 from blend_server.router.link import Metadata
 
 FIRST_SECONDS = 1.0
@@ -13,24 +14,35 @@ MOST_SECONDS = 60.0
 """The same for one whose documents were compared in vain again and again."""
 
 
+class Credentials(NamedTuple):
+    """What proves to the engines who is calling, and who that was when they were let in.
+
+    What they prove may change while they are kept: the gate has to be asked about ``who`` before each use.
+    """
+
+    who: Caller
+    metadata: Metadata
+
+
 class _Pause(NamedTuple):
     until: float
     seconds: float
 
 
 class Owner:
-    """One tenant: its credentials are of its last call, and are never written down.
+    """One tenant.
 
     Attributes:
         lock: held while its documents change, or are compared.
-        metadata: the credentials.
+        credentials: those of its last call, which are never written down; ``None``: nobody has called, or they are
+            not valid any more.
         catching_up: by engine, what brings it up.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, credentials: Credentials | None = None) -> None:
         self.name = name
         self.lock = asyncio.Lock()
-        self.metadata: Metadata = ()
+        self.credentials = credentials
         self.catching_up: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, _Pause] = {}
         self._era = 0

@@ -84,7 +84,7 @@ class Router(Hosted):
             links = [Link(engine, config.tls, config.max_message_bytes) for engine in config.engines]
             for link in links:
                 open_now.push_async_callback(link.close)
-            documents = Documents(links, journal, () if gate.many else (DEFAULT_TENANT,))
+            documents = Documents(links, journal, gate, () if gate.many else (DEFAULT_TENANT,))
             open_now.push_async_callback(documents.close)
             server = new_server(config.max_message_bytes)
             server.add_generic_rpc_handlers((RouterService(documents, chooser, Edge(gate, in_flight)).handler(),))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,67 @@ def test_what_a_tenant_missed_waits_for_its_token_after_a_restart(
     with Client(address, token=writer) as client:
         ready(client, "a", "b")
     assert engines[1].texts() == engines[0].texts()
+
+
+def test_what_a_tenant_missed_is_not_sent_with_a_token_that_has_become_anothers(
+    route: Callable[..., Router], engines: Engines, accounts: Accounts
+) -> None:
+    moved, admin = accounts.token("w", "acme", "writer"), accounts.token("o", "beta", "admin")
+    address = route(security=SecurityConfig(access_file=accounts.write())).address
+    with Client(address, token=admin) as client:
+        ready(client, "a", "b")
+    with Client(address, token=moved) as client:
+        ready(client, "a", "b")
+        engines[1].stop()
+        ready(client, "a")
+        list(client.ingest([FERRY]))
+    accounts.entries["tokens"][0]["tenant"] = "beta"
+    writer, new = accounts.token("n", "acme", "writer"), accounts.token("p", "beta", "reader")
+    accounts.write()
+    with Client(address, token=new) as client:
+        wait_for("the file", lambda: _code(client) != "UNAUTHENTICATED")
+    with Client(address, token=admin) as client:
+        engines[1].calls.clear()
+        engines[1].start()
+        wait_for("the refusal", lambda: "acme" in client.stats().engine.details["router"]["b"]["behind"])
+    assert f"Bearer {moved}" not in [metadata.get("authorization") for _, metadata in engines[1].calls]
+    with Client(address, token=writer) as client:
+        ready(client, "a", "b")
+    assert engines[1].texts() == {"ferry": b"It leaves at nine."}
+
+
+def test_a_caller_that_waited_is_let_in_again_or_not(
+    route: Callable[..., Router], engines: Engines, accounts: Accounts
+) -> None:
+    first, second = accounts.token("f", "acme", "writer"), accounts.token("s", "acme", "writer")
+    address = route(security=SecurityConfig(access_file=accounts.write())).address
+    held = threading.Event()
+    with Client(address, token=first) as one, Client(address, token=second, retries=Retries.none()) as two:
+        ready(one, "a", "b")
+        ready(two, "a", "b")
+        for engine in engines:
+            engine.during["Ingest"] = lambda _: held.wait(20)
+        stages = one.ingest([FERRY])
+        next(stages)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(two.delete, "ferry")
+            accounts.entries["tokens"] = accounts.entries["tokens"][:1]
+            accounts.write()
+            wait_for("the file", lambda: _code(two) == "UNAUTHENTICATED")
+            held.set()
+            list(stages)
+            with pytest.raises(ServiceError) as raised:
+                waiting.result()
+        assert raised.value.code == "UNAUTHENTICATED"
+        assert not any(engine.asked("DeleteDocument") for engine in engines)
+
+
+def _code(client: Client) -> str:
+    try:
+        client.stats()
+    except ServiceError as error:
+        return error.code
+    return "OK"
 
 
 def test_a_tenants_calls_under_way_are_bounded(

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from blend_server.auth import ANYONE
+from blend_server.auth import ANYONE, OpenGate
 from blend_server.router.calls import Call, NoEngine
 from blend_server.router.documents import Documents
 from blend_server.router.journal import Journal
@@ -42,7 +42,7 @@ def call(seconds: float) -> Call:
 
 async def read(engine: Any, path: Path, seconds: float) -> None:
     """Have a call look for engines that can be asked."""
-    documents = Documents([engine], Journal(path / "journal", ["a"], 1000))
+    documents = Documents([engine], Journal(path / "journal", ["a"], 1000), OpenGate())
     try:
         await documents.readable(call(seconds))
     finally:
