@@ -24,7 +24,7 @@ from blend_server.auth import ANYONE, Gate
 from blend_server.places import Places
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.router.calls import Call, NoEngine
-from blend_server.router.engine_documents import Outcome, apply, listed
+from blend_server.router.engine_documents import NotTaken, Outcome, apply, listed
 from blend_server.router.journal import Change, Journal
 from blend_server.router.link import Link, Metadata
 from blend_server.router.owner import FIRST_SECONDS, Credentials, Owner
@@ -276,7 +276,9 @@ class Documents:
         if outcome.taken:
             return await self._threads.call(self._journal.applied, change.number, link.name, outcome.held)
         if not await self._threads.call(self._journal.skipped, change.number, link.name):
-            raise NoEngine(f"it refuses document {change.id!r}, which others hold: {outcome.progress.failed.message}")
+            failed = outcome.progress.failed
+            said = f"engine {link.name} refuses document {change.id!r}, which others hold: {failed.message}"
+            raise NotTaken(said, failed.code)
         return False
 
     # ------------------------------------------------------------------------------------------ catching up
@@ -314,8 +316,8 @@ class Documents:
                     async with owner.lock:  # behind whoever is being compared, or it would count as current again
                         self._doubt_others(owner, link)
         except Exception as error:  # noqa: BLE001 - whatever it was, it may come again at once
-            # What may pass is tried again soon, but each comparison lists all documents.
-            owner.pause(link.name, _now(), longer=isinstance(error, _Different))
+            # A call that is lost is tried again soon. But a comparison lists all documents, and a document costs its KV.
+            owner.pause(link.name, _now(), longer=isinstance(error, (_Different, NotTaken)))
             if _unauthenticated(error) and owner.credentials is used:
                 owner.credentials = None  # the next caller's will do
             if link.era == era:

@@ -17,6 +17,16 @@ _SECONDS = 30.0
 """For calls that only read the catalog, or delete."""
 _PAGE_SIZE = 1000
 _LAST = ("stored", "unchanged", "failed")
+_REFUSED = frozenset({"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION"})
+"""Codes of a ``failed`` stage that says something of the document; others say something of the engine."""
+
+
+class NotTaken(NoEngine):
+    """An engine did not take a document that it was given. ``code`` is why; the message may quote the document."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Outcome:
 
     @property
     def taken(self) -> bool:
-        """Whether the engine is now as if it had done what it was told."""
+        """Whether the engine is now as if it had done what it was told; else it has refused."""
         return not self.progress.HasField("failed")
 
 
@@ -46,7 +56,8 @@ async def apply(link: Link, change: Change, metadata: Metadata, told: Callable[[
 
     Raises:
         AioRpcError: the call failed; codes of refusals mean that nothing has changed, others that nobody knows.
-        NoEngine: the engine did not say what has come of it.
+        NoEngine: the engine did not say what has come of it, or (``NotTaken``) that it has failed, which another one
+            need not do.
     """
     if change.document is None:
         request = pb.DeleteDocumentRequest(id=change.id).SerializeToString()
@@ -66,7 +77,10 @@ async def apply(link: Link, change: Change, metadata: Metadata, told: Callable[[
     if last is None:
         raise NoEngine(f"engine {link.name} did not say what has come of document {change.id!r}")
     if last.WhichOneof("stage") == "failed":
-        return Outcome(last)
+        if last.failed.code in _REFUSED:
+            return Outcome(last)
+        said = f"engine {link.name} failed at document {change.id!r}: {last.failed.code}: {last.failed.message}"
+        raise NotTaken(said, last.failed.code)
     return Outcome(last, held=await _stored(link, change.id, metadata))
 
 
@@ -76,7 +90,8 @@ async def _stored(link: Link, document_id: str, metadata: Metadata) -> Held:
     try:
         return _held(pb.DocumentInfo.FromString(await link.unary("GetDocument", request, metadata, _SECONDS)))
     except grpc.aio.AioRpcError as error:
-        raise NoEngine(f"engine {link.name} took document {document_id!r}, and then: {error.details()}") from error
+        said = f"engine {link.name} took document {document_id!r}, and then: {error.code().name}: {error.details()}"
+        raise NotTaken(said, error.code().name) from error
 
 
 async def listed(link: Link, metadata: Metadata) -> dict[str, Held]:

@@ -140,6 +140,24 @@ def test_when_one_engine_fails_the_next_one_takes_the_document(client: Client, e
     assert engines[0].texts() == engines[1].texts()
 
 
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])
+def test_when_one_engine_has_no_room_the_next_one_takes_the_document(
+    client: Client, engines: Engines, code: str
+) -> None:
+    failed = []
+
+    def fail_once(engine: FakeEngine, _: Any) -> None:
+        engine.fails_with = "" if failed else code
+        failed.append(engine.name)
+
+    for engine in engines:
+        engine.during["Ingest"] = partial(fail_once, engine)
+    assert last(client, FERRY) == ["stored"]
+    ready(client, "a", "b")
+    assert len(set(failed)) == 2
+    assert engines[0].texts() == engines[1].texts() == {"ferry": b"It leaves at nine."}
+
+
 @pytest.mark.parametrize("failing", [1, 2])
 @pytest.mark.parametrize("error", [TierUnavailable("the router's journal: disk I/O error"), DecodeError("parsing")])
 def test_a_failure_of_the_routers_own_leaves_no_engine_asked_that_may_lack_a_document(
