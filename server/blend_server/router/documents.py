@@ -40,6 +40,8 @@ _WAIT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 _MOST_CHANGES = 128
 """Documents in memory, each of a call of its own: the one under way, and those behind it."""
+_MOST_FAILURES = 3
+"""After how many an engine that is behind is not given a document any more that none has taken: it may be what kills it."""
 _BUSY_TRIES = 6
 _BUSY_SECONDS = 0.2
 
@@ -161,11 +163,23 @@ class Documents:
 
     async def delete(self, call: Call, document_id: str) -> Outcome:
         """Have every engine delete a document; returns what the lead said."""
-        await self.readable(call)
+        try:
+            await self.readable(call)
+        except NoEngine as error:
+            if await self._cancel(call, document_id):
+                raise NoEngine(f"{error}; what no engine could finish of {document_id!r} is cancelled") from error
+            raise
         outcome = await asyncio.shield(self._task(self._change(call, document_id, None, _ignore)))
         if outcome.absent is not None:
             raise outcome.absent
         return outcome
+
+    async def _cancel(self, call: Call, document_id: str) -> bool:
+        """Have engines that serve again delete a document which they could not finish; returns whether there is one."""
+        owner = self._owner(call)
+        async with owner.lock:
+            await self._gate.recheck(call.who)
+            return await self._threads.call(self._journal.cancel, owner.name, document_id)
 
     async def _change(self, call: Call, document_id: str, document: bytes | None, told: Told) -> Outcome:
         owner = self._owner(call)
@@ -303,6 +317,7 @@ class Documents:
                     change = await self._threads.call(self._journal.next, owner.name, link.name)
                     if change is None:
                         await self._compare(owner, link)
+                        owner.failures.clear()
                         if link.era == era:
                             link.current.add(owner.name)
                             link.behind.pop(owner.name, None)
@@ -310,7 +325,7 @@ class Documents:
                         return
                 # Outside of the lock: the engine is asked nothing meanwhile, and the others go on.
                 used = owner.credentials
-                first = await self._take(link, change, await self._metadata(owner))
+                first = await self._catch_up_with(owner, link, change)
                 owner.shorten_pauses(_now())
                 if first:
                     async with owner.lock:  # behind whoever is being compared, or it would count as current again
@@ -322,6 +337,31 @@ class Documents:
                 owner.credentials = None  # the next caller's will do
             if link.era == era:
                 self._behind(owner, link, error)
+
+    async def _catch_up_with(self, owner: Owner, link: Link, change: Change) -> bool:
+        """Have an engine take a change that waits for it; one that none has taken is given up after some failures.
+
+        Returns:
+            whether it is the first engine to take it.
+
+        Raises:
+            Unauthenticated: nobody may be asked.
+            AioRpcError, NoEngine: it failed.
+        """
+        metadata = await self._metadata(owner)
+        try:
+            return await self._take(link, change, metadata)
+        except Exception as error:
+            refused = isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS
+            if not (refused or change.applied or change.document is None):
+                owner.failures[change.number] += 1
+                if (failures := owner.failures[change.number]) >= _MOST_FAILURES:
+                    del owner.failures[change.number]
+                    await self._threads.call(self._journal.give_up, change)
+                    logger.warning(
+                        "event=given_up tenant=%s document=%r failures=%d", owner.name, change.id, failures
+                    )
+            raise
 
     async def _metadata(self, owner: Owner) -> Metadata:
         """Return what proves to engines who is calling, once the gate still says that it is this owner.

@@ -89,12 +89,7 @@ class Journal:
                     f"the router's journal is full: {show_size(used)} of documents wait for engines that are away, and "
                     f"{show_size(self._most_nbytes)} are allowed"
                 )
-            number = self._db.execute(
-                "INSERT INTO changes (owner, id, document, applied) VALUES (?, ?, ?, 0)", (owner, document_id, document)
-            ).lastrowid
-            assert number is not None
-            self._await(number)
-        return number
+            return self._add(owner, document_id, document)
 
     def refused(self, number: int) -> None:
         """Forget a change that no engine has taken."""
@@ -119,6 +114,39 @@ class Journal:
             else:
                 self._apply(number, engine, None)
         return earlier is not None
+
+    def cancel(self, owner: str, document_id: str) -> bool:
+        """Have a document deleted instead of what no engine is known to have taken of it.
+
+        Returns:
+            whether there was such a change; where there was none nothing is to be deleted either.
+        """
+        with self._transaction():
+            rows = self._db.execute(
+                "SELECT number FROM changes WHERE owner = ? AND id = ? AND NOT applied AND document IS NOT NULL",
+                (owner, document_id),
+            ).fetchall()
+            for (number,) in rows:
+                self._forget(number)
+            if rows:
+                self._add(owner, document_id, None)
+        return bool(rows)
+
+    def give_up(self, change: Change) -> None:
+        """Forget a change that no engine is known to have taken, though some may have.
+
+        Where they should hold nothing of that id, they are to delete it; else the comparison tells whether they have.
+        """
+        with self._transaction():
+            self._forget(change.number)
+            known = "SELECT 1 FROM documents WHERE owner = ? AND id = ?"
+            later = "SELECT 1 FROM changes WHERE owner = ? AND id = ? AND number > ?"
+            about = change.owner, change.id
+            if not (
+                self._db.execute(known, about).fetchone()
+                or self._db.execute(later, (*about, change.number)).fetchone()
+            ):
+                self._add(*about, None)
 
     def skipped(self, number: int, engine: str) -> bool:
         """Note that an engine has refused a change, unless another has taken it: then it waits for this one as before.
@@ -180,6 +208,14 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    def _add(self, owner: str, document_id: str, document: bytes | None) -> int:
+        number = self._db.execute(
+            "INSERT INTO changes (owner, id, document, applied) VALUES (?, ?, ?, 0)", (owner, document_id, document)
+        ).lastrowid
+        assert number is not None
+        self._await(number)
+        return number
 
     def _apply(self, number: int, engine: str, held: Held | None) -> bool:
         found = self._db.execute("SELECT owner, id, applied FROM changes WHERE number = ?", (number,)).fetchone()

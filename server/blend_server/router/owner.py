@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import NamedTuple
 
 from blend_server.auth import Caller
@@ -37,6 +38,7 @@ class Owner:
         credentials: those of its last call, which are never written down; ``None``: nobody has called, or they are
             not valid any more.
         catching_up: by engine, what brings it up.
+        failures: how often engines have failed at a change that none has taken, by its number.
     """
 
     def __init__(self, name: str, credentials: Credentials | None = None) -> None:
@@ -44,6 +46,7 @@ class Owner:
         self.lock = asyncio.Lock()
         self.credentials = credentials
         self.catching_up: dict[str, asyncio.Task[None]] = {}
+        self.failures: Counter[int] = Counter()
         self._pauses: dict[str, _Pause] = {}
         self._era = 0
 

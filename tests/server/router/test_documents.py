@@ -263,6 +263,54 @@ def test_a_document_that_was_not_found_does_not_appear_afterwards(
     assert waiting(client) == {"a": 0, "b": 0}
 
 
+def die(engine: FakeEngine, revived: list[threading.Thread], context: Any) -> None:
+    """What makes an engine go away in the middle of a document, and come back soon."""
+    engine.serve(False)
+    revived.append(threading.Timer(0.3, engine.serve, [True]))
+    revived[-1].start()
+    context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+def test_a_document_that_kills_engines_is_given_up(
+    client: Client, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    revived: list[threading.Thread] = []
+    for engine in engines:
+        engine.during["Ingest"] = partial(die, engine, revived)
+    with pytest.raises(ServiceError, match="may come to pass later"):
+        last(client, FERRY)
+    engines[0].documents["ferry"] = ("", b"It leaves at nine.")  # it died late
+    ready(client, "a", "b")
+    assert len(revived) == 5, "two engines at first, and three times more"
+    assert engines[0].texts() == engines[1].texts() == {}
+    assert waiting(client) == {"a": 0, "b": 0}
+    assert "event=given_up tenant=default document='ferry' failures=3" in caplog.text
+    for thread in revived:
+        thread.join()
+
+
+def test_a_document_that_no_engine_finished_can_be_cancelled(client: Client, engines: Engines) -> None:
+    def leave(engine: FakeEngine, context: Any) -> None:
+        engine.serve(False)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    for engine in engines:
+        engine.during["Ingest"] = partial(leave, engine)
+    with pytest.raises(ServiceError, match="may come to pass later"):
+        last(client, FERRY)
+    with pytest.raises(ServiceError, match="what no engine could finish of 'ferry' is cancelled") as raised:
+        client.delete("ferry")
+    assert raised.value.code == "UNAVAILABLE"
+    with pytest.raises(ServiceError, match="not serving") as raised:
+        client.delete("ferry")
+    assert "cancelled" not in raised.value.message
+    for engine in engines:
+        engine.serve(True)
+    ready(client, "a", "b")
+    assert sum(engine.asked("Ingest") for engine in engines) == 2
+    assert engines[0].texts() == engines[1].texts() == {}
+
+
 def test_a_document_is_finished_though_its_caller_leaves(client: Client, engines: Engines) -> None:
     held = threading.Event()
     for engine in engines:

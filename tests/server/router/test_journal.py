@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blend.errors import InvalidConfig, ResourceExhausted, TierUnavailable
-from blend_server.router.journal import Held, Journal
+from blend_server.router.journal import Change, Held, Journal
 
 ENGINES = ("a", "b")
 FIRST, SECOND = Held("", "1"), Held("", "2")
@@ -94,6 +94,45 @@ def test_a_deletion_of_what_is_not_there_stands_where_it_may_come_yet(journal: J
     journal.applied(deletion, "a", None)
     assert journal.counts() == {"a": 0, "b": 0}
     assert journal.documents("t") == {}
+
+
+def test_what_is_given_up_is_deleted_unless_it_was_there_or_comes_again(journal: Journal) -> None:
+    def waits() -> list[tuple[int, bytes | None]]:
+        found = journal.next("t", "a")
+        return [] if found is None else [(found.number, found.document)]
+
+    def begun(text: bytes | None) -> Change:
+        return Change(journal.begin("t", "d", text), "t", "d", text)
+
+    new = begun(b"one")
+    journal.give_up(new)
+    ((deletion, text),) = waits()
+    assert deletion > new.number and text is None
+    assert not journal.applied(new.number, "b", FIRST), "which has it to be deleted next"
+    first, second = begun(b"one"), begun(b"two")
+    for engine in ENGINES:
+        journal.applied(deletion, engine, None)
+    journal.give_up(first)
+    assert waits() == [(second.number, b"two")]
+    for engine in ENGINES:
+        journal.applied(second.number, engine, SECOND)
+    journal.give_up(begun(b"three"))
+    assert waits() == []
+    assert journal.documents("t") == {"d": SECOND}
+
+
+def test_what_no_engine_has_taken_can_be_cancelled(journal: Journal) -> None:
+    assert not journal.cancel("t", "d")
+    taken = journal.begin("t", "d", b"one")
+    journal.applied(taken, "a", FIRST)
+    assert not journal.cancel("t", "d")
+    journal.begin("t", "d", b"two")
+    assert journal.cancel("t", "d")
+    change = journal.next("t", "a")
+    assert change is not None and change.document is None
+    journal.applied(change.number, "a", None)
+    assert journal.documents("t") == {}
+    assert journal.counts() == {"a": 0, "b": 1}
 
 
 def test_owners_are_apart_and_unknown_at_first(journal: Journal) -> None:
