@@ -13,9 +13,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from blend.database import transaction
 from blend.errors import Closed, InvalidInput, NotFound
 from blend.rag import changelog, pending
 from blend.rag.records import (
@@ -351,18 +353,12 @@ class Catalog:
             yield db
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: Literal["BEGIN", "BEGIN IMMEDIATE"]) -> Iterator[sqlite3.Connection]:
         with self._lock, typed_errors(self.path):
             if self._closed:
                 raise Closed(f"the catalog {self.path} was closed")
-            self._db.execute(begin)
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            with transaction(self._db, begin) as db:
+                yield db
 
 
 def _insert(db: sqlite3.Connection, document_row: int | None, ordinal: int, chunk: NewChunk) -> int:

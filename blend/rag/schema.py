@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from blend.database import transaction
 from blend.errors import ObjectCorrupt, TierUnavailable
 
 SCHEMA_VERSION = 1
@@ -82,6 +83,8 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA foreign_keys = ON")
     # A deletion must be on the device before KV goes, so commits are flushed.
     db.execute("PRAGMA synchronous = FULL")
+    # What is deleted is not to be found in the file either.
+    db.execute("PRAGMA secure_delete = ON")
     if version == 0:
         _create(db)
 
@@ -125,16 +128,10 @@ def _state(db: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def _create(db: sqlite3.Connection) -> None:
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(db):
         # Another process may have been first.
         if _state(db)[0] == 0:
             for statement in _TABLES:
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise

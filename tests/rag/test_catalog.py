@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,23 @@ def test_what_is_stored_comes_back(catalog: Catalog) -> None:
     assert catalog.chunks_by_row([rows[1].row_id, 999, rows[0].row_id]) == (rows[1], rows[0])
     counts = catalog.counts()
     assert (counts.documents, counts.nbytes, counts.chunks, counts.tokens) == (1, 10, 2, 4)
+
+
+def test_no_file_holds_the_text_of_a_document_that_is_gone(tmp_path: Path) -> None:
+    directory = tmp_path / "rag"
+    directory.mkdir()
+    opened = Catalog(directory / "catalog.sqlite3")
+    secret = [replace(chunk, text="confidential") for chunk in chunks("k1", "k2")]
+    for document_id, text in (("short", "confidential"), ("long", "confidential " * 5000), ("kept", "of no secret")):
+        opened.replace(document(document_id, text), secret)
+    opened.replace(document("short", "something else"), chunks("k1"))
+    opened.replace(document("kept", "of no secret"), chunks("k1"))
+    opened.delete("long")
+    opened.close()
+    assert [path.name for path in directory.iterdir()] == ["catalog.sqlite3"]
+    data = (directory / "catalog.sqlite3").read_bytes()
+    assert b"of no secret" in data
+    assert b"confidential" not in data
 
 
 def test_what_is_not_there(catalog: Catalog) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from blend.database import transaction
 from blend.errors import InvalidConfig, ResourceExhausted, TierUnavailable
 from blend.sizes import show_size
 
@@ -62,16 +63,18 @@ class Journal:
     def __init__(self, path: Path, engines: Sequence[str], most_nbytes: int) -> None:
         self._engines = tuple(engines)
         self._most_nbytes = most_nbytes
+        self._unclean = False  # whether the write-ahead log may hold a text that nobody waits for
         try:
             path.touch(mode=0o600)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
                 self._db.execute(f"PRAGMA {pragma}")
             self._db.executescript(_SCHEMA)
-            with self._db:
+            with transaction(self._db):
                 marks = ", ".join("?" * len(self._engines))
                 self._db.execute(f"DELETE FROM waiting WHERE engine NOT IN ({marks})", self._engines)
                 self._tidy()
+            self._clean()  # the last router may not have come to it
         except (OSError, sqlite3.Error) as error:
             allowed = "a directory with a router's journal, or an empty one"
             raise InvalidConfig("data_dir", f"{path}: {error}", allowed) from error
@@ -244,19 +247,24 @@ class Journal:
         self._db.executemany("INSERT OR IGNORE INTO waiting VALUES (?, ?)", rows)
 
     def _tidy(self) -> None:
-        self._db.execute("DELETE FROM changes WHERE number NOT IN (SELECT number FROM waiting)")
+        gone = "FROM changes WHERE number NOT IN (SELECT number FROM waiting)"
+        (texts,) = self._db.execute(f"SELECT COUNT(document) {gone}").fetchone()
+        self._unclean = self._unclean or texts > 0
+        self._db.execute(f"DELETE {gone}")
+
+    def _clean(self) -> None:
+        """Empty the write-ahead log: what was deleted is still in it."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._unclean = False
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """What is done inside is written at its end, or not at all where something is raised."""
+        """A transaction, after which no file holds a text that nobody waits for."""
         with _usable():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(self._db):
                 yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+            if self._unclean:
+                self._clean()
 
 
 @contextmanager

@@ -162,6 +162,28 @@ def test_it_is_kept_for_its_engines_in_a_file_of_its_owner(tmp_path: Path) -> No
         Journal(path, ENGINES, 1000)
 
 
+def test_no_file_holds_a_text_that_nobody_waits_for(tmp_path: Path) -> None:
+    directory = tmp_path / "router"
+    directory.mkdir()
+    journal = Journal(directory / "journal", ENGINES, 1 << 20)
+
+    def found() -> list[str]:
+        return [path.name for path in directory.iterdir() if b"confidential" in path.read_bytes()]
+
+    for text in (b"confidential", b"confidential " * 5000):
+        number = journal.begin("t", "d", text)
+        journal.applied(number, "a", FIRST)
+        assert found()
+        journal.applied(number, "b", FIRST)
+        assert found() == []
+        journal.refused(journal.begin("t", "d", text))
+        assert found() == []
+        journal.begin("t", "d", text)
+        journal.cancel("t", "d")
+        assert found() == []
+    journal.close()
+
+
 def test_a_file_that_fails_is_an_error_of_blends(journal: Journal, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "journal") as db:
         for table in ("waiting", "changes", "owners"):
