@@ -91,7 +91,7 @@ class Router(Hosted):
             health_pb2_grpc.add_HealthServicer_to_server(checks, server)
             reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
             port = bind(server, config.address, credentials)
-            await checks.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
+            await _set_health(checks, serving=False)
             changed = asyncio.Event()
             work: dict[str, Coroutine[Any, Any, None]] = {
                 f"watch-{link.name}": link.watch(lambda _: changed.set()) for link in links
@@ -123,11 +123,16 @@ class Router(Hosted):
 
 async def _tell(links: list[Link], checks: health.aio.HealthServicer, changed: asyncio.Event) -> None:
     """Keep the router's health: it serves while an engine does."""
-    statuses = {True: health_pb2.HealthCheckResponse.SERVING, False: health_pb2.HealthCheckResponse.NOT_SERVING}
     while True:
         await changed.wait()
         changed.clear()
-        await checks.set(SERVICE_NAME, statuses[any(link.serving for link in links)])
+        await _set_health(checks, serving=any(link.serving for link in links))
+
+
+async def _set_health(checks: health.aio.HealthServicer, *, serving: bool) -> None:
+    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    for name in (SERVICE_NAME, health.OVERALL_HEALTH):
+        await checks.set(name, status)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

@@ -234,15 +234,22 @@ def test_its_health_is_that_of_any_engine(client: Client, engines: Engines) -> N
         checks = health_pb2_grpc.HealthStub(channel)
 
         def serving() -> bool:
-            status = checks.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME)).status
-            return bool(status == health_pb2.HealthCheckResponse.SERVING)
+            return found() == {health_pb2.HealthCheckResponse.SERVING}
+
+        def gone() -> bool:
+            return found() == {health_pb2.HealthCheckResponse.NOT_SERVING}
+
+        def found() -> set[int]:
+            """The health of the service, and that of the whole."""
+            requests = [health_pb2.HealthCheckRequest(service=name) for name in (SERVICE_NAME, "")]
+            return {checks.Check(request).status for request in requests}
 
         assert serving()
         engines[0].stop()
         ready(client, "b")
         assert serving()
         engines[1].stop()
-        wait_for("its health", lambda: not serving())
+        wait_for("its health", gone)
         engines[1].start()
         wait_for("its health", serving)
 
