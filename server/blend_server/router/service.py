@@ -33,7 +33,7 @@ class _Tries:
 
     Attributes:
         order: those that may be asked, the best first.
-        failure: the last engine's error.
+        failure: the last engine's error; ``None``: none was asked yet.
     """
 
     def __init__(self, documents: Documents, chooser: Chooser, call: Call) -> None:
@@ -42,36 +42,42 @@ class _Tries:
         self._call = call
         self._tried: list[Link] = []
         self.order: Sequence[Link] = ()
-        self.failure: Exception = NoEngine("no engine was asked")
+        self.failure: Exception | None = None
 
-    async def next(self) -> Link | None:
-        """Return the next engine; ``None`` where all that may be asked have been. The order may be old by now.
+    async def next(self) -> Link:
+        """Return the next engine. The order may be old by now.
 
         Raises:
-            NoEngine: none may be asked.
+            NoEngine: none may be asked, nor was any.
+            AioRpcError, NoEngine: all that may be asked have been; the last one's error.
         """
         found = self._left()
         if found is None:
-            self.order = self._chooser.order(await self._documents.readable(self._call))
+            try:
+                self.order = self._chooser.order(await self._documents.readable(self._call))
+            except NoEngine:
+                if self.failure is None:
+                    raise
             found = self._left()
-        if found is not None:
-            self._tried.append(found)
+        if found is None:
+            raise self.failure or NoEngine("no engine may be asked any more; try again")
+        self._tried.append(found)
         return found
 
     def _left(self) -> Link | None:
         return next((link for link in self.order if link not in self._tried and link.holds(self._call.owner)), None)
 
-    def failed(self, link: Link, error: grpc.aio.AioRpcError) -> None:
-        """Note an engine's error.
+    def failed(self, link: Link, error: grpc.aio.AioRpcError) -> Exception:
+        """Note an engine's error; returns it as the caller would be told.
 
         Raises:
             AioRpcError: another engine would say the same.
         """
         if error.code() not in _ELSEWHERE:
             raise error
-        self.failure = error
-        if error.code() is grpc.StatusCode.CANCELLED:  # not by the caller: that would have ended the call
-            self.failure = NoEngine(f"engine {link.name} went away; try again")
+        gone = error.code() is grpc.StatusCode.CANCELLED  # not by the caller: that would have ended the call
+        self.failure = NoEngine(f"engine {link.name} went away; try again") if gone else error
+        return self.failure
 
 
 class RouterService:
@@ -129,8 +135,8 @@ class RouterService:
             links = await self._documents.readable(call)
             tries = _Tries(self._documents, self._chooser, call)
             tries.order = self._chooser.order(links, await self._keys(call, links, asked))
-            while (link := await tries.next()) is not None:
-                begun = False
+            while True:
+                link, begun = await tries.next(), False
                 try:
                     async with aclosing(self._answer(link, request, call)) as events:
                         async for event in events:
@@ -138,10 +144,9 @@ class RouterService:
                             yield event
                     return
                 except grpc.aio.AioRpcError as error:
-                    tries.failed(link, error)
+                    failure = tries.failed(link, error)
                     if begun:
-                        break
-            raise tries.failure
+                        raise failure from error
 
     async def _answer(self, link: Link, request: bytes, call: Call) -> AsyncGenerator[bytes, None]:
         """One engine's events."""
@@ -180,7 +185,8 @@ class RouterService:
         async def read(request: bytes, context: Any) -> bytes:
             async with self._edge.call(method, context) as call:
                 tries = _Tries(self._documents, self._chooser, call)
-                while (link := await tries.next()) is not None:
+                while True:
+                    link = await tries.next()
                     reply = link.unary(method, request, call.metadata, call.seconds_left)
                     try:
                         data: bytes = await reply
@@ -190,7 +196,6 @@ class RouterService:
                     trailing = (*handed_on(await reply.trailing_metadata()), (ENGINE_KEY, link.name))
                     context.set_trailing_metadata(trailing)
                     return data
-                raise tries.failure
 
         return read
 

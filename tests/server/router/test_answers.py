@@ -96,6 +96,35 @@ def test_an_answer_that_one_engine_has_not_begun_is_given_by_another(stub: Any, 
         assert served_by(call) == "b"
 
 
+def test_the_last_engines_error_is_the_callers_though_none_is_left(
+    stub: Any, client: Client, engines: Engines
+) -> None:
+    def refuse(context: Any) -> None:
+        for engine in engines:
+            engine.serve(False)
+        wait_for("none", lambda: refused(client))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+    for engine in engines:
+        engine.before["GetDocument"] = engine.before["Answer"] = refuse
+    for ask in (lambda: list(stub.Answer(ASK)), lambda: stub.GetDocument(pb.GetDocumentRequest(id="ferry"))):
+        with pytest.raises(grpc.RpcError) as raised:
+            ask()
+        error: Any = raised.value
+        assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        for engine in engines:
+            engine.serve(True)
+        ready(client, "a", "b")
+
+
+def refused(client: Client) -> bool:
+    try:
+        client.stats()
+    except ServiceError:
+        return True
+    return False
+
+
 def test_other_errors_are_not_tried_elsewhere(stub: Any, engines: Engines) -> None:
     for engine in engines:
         engine.before["Answer"] = lambda context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "k: got 0")
