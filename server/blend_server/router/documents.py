@@ -3,7 +3,7 @@
 Of one owner's documents one change is under way at a time. It is noted in the journal first, then an engine that serves
 takes it (the *lead*, which computes and stores the KV), then all the others that serve (which find it stored). An
 engine that fails, or is away, is not asked about that owner any more until it has caught up: it is given what waits for
-it in the journal, and then its list of documents is compared with the journal's.
+it in the journal, and then its list of documents is compared with the journal's (:mod:`.catching_up`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import zlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
-from blend.errors import BlendError, Unauthenticated
 from blend_server.auth import ANYONE, Gate
 from blend_server.places import Places
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.router.calls import Call, NoEngine
-from blend_server.router.engine_documents import NotTaken, Outcome, apply, listed
+from blend_server.router.catching_up import CatchingUp
+from blend_server.router.engine_documents import Outcome, apply, fell_behind, is_refusal, said
 from blend_server.router.journal import Change, Journal
-from blend_server.router.link import Link, Metadata
+from blend_server.router.link import Link
 from blend_server.router.owner import FIRST_SECONDS, Credentials, Owner
 from blend_server.threads import Threads
 
@@ -40,32 +39,11 @@ _WAIT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 _MOST_CHANGES = 128
 """Documents in memory, each of a call of its own: the one under way, and those behind it."""
-_MOST_FAILURES = 3
-"""After how many an engine that is behind is not given a document any more that none has taken: it may be what kills it."""
-_BUSY_TRIES = 6
-_BUSY_SECONDS = 0.2
-
-# An engine that answers so has not taken a change; after anything else it may have.
-_REFUSALS = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
-
 
 _DOUBT = (
     "; but an engine that failed in the middle of it may have taken it, so that it may come to pass later: delete the "
     "document if it must not"
 )
-
-
-class _Different(NoEngine):
-    """An engine holds other documents than it should."""
 
 
 class Documents:
@@ -85,6 +63,7 @@ class Documents:
         self._gate = gate
         self._owners = {name: Owner(name, Credentials(ANYONE, ())) for name in owners}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._catching_up = CatchingUp(links, journal, self._threads, gate, self._task)
         self._places = Places(_MOST_CHANGES, "too many documents wait for the engines")
 
     # ---------------------------------------------------------------------------------------------- reading
@@ -99,7 +78,7 @@ class Documents:
         given = call.seconds_left
         end = _now() + (_WAIT_SECONDS if given is None else min(given, _WAIT_SECONDS))
         while True:
-            self._tend(owner)
+            self._catching_up.tend(owner)
             found = self._ready(owner)
             left = end - _now()
             if found or not owner.catching_up or left <= 0:
@@ -130,7 +109,7 @@ class Documents:
         """Have engines that are behind catch up, until cancelled."""
         while True:
             for owner in list(self._owners.values()):
-                self._tend(owner)
+                self._catching_up.tend(owner)
             await asyncio.sleep(FIRST_SECONDS)
 
     async def close(self) -> None:
@@ -152,6 +131,13 @@ class Documents:
         """Have every engine take a document; yields the lead's progress, its last stage when all have taken it.
 
         Once begun it goes on even where the caller leaves.
+
+        Raises:
+            NoEngine: none may be asked, or all of them failed; then the document may come to pass later.
+            AioRpcError: an engine refused the call.
+            ResourceExhausted: too many documents wait, in memory or in the journal.
+            Unauthenticated: the caller would not be let in now, having waited.
+            TierUnavailable: the journal failed; the document may come to pass.
         """
         stages: asyncio.Queue[pb.IngestProgress | None] = asyncio.Queue()
         await self.readable(call)
@@ -162,7 +148,18 @@ class Documents:
         yield (await task).progress
 
     async def delete(self, call: Call, document_id: str) -> Outcome:
-        """Have every engine delete a document; returns what the lead said."""
+        """Have every engine delete a document; returns what the lead said.
+
+        Once begun it goes on even where the caller leaves. What no engine could finish of the document is cancelled,
+        whether or not an engine can be asked.
+
+        Raises:
+            NoEngine: none may be asked, or all of them failed; then the deletion may come to pass later.
+            AioRpcError: an engine refused the call, or there is no such document (``NOT_FOUND``).
+            ResourceExhausted: too many changes wait.
+            Unauthenticated: the caller would not be let in now, having waited.
+            TierUnavailable: the journal failed; the deletion may come to pass.
+        """
         try:
             await self.readable(call)
         except NoEngine as error:
@@ -201,7 +198,7 @@ class Documents:
                 raise  # the change is refused, or every engine is behind already
             except Exception as error:
                 for link in targets:  # any of them may have taken it
-                    self._behind(owner, link, error)
+                    fell_behind(link, owner.name, error, change.id)
                 raise
             if stands:
                 owner.shorten_pauses(_now())
@@ -227,7 +224,7 @@ class Documents:
             try:
                 outcome = await apply(link, change, call.metadata, told)
             except grpc.aio.AioRpcError as error:
-                if error.code() in _REFUSALS:
+                if is_refusal(error):
                     await self._refused(link, change, failure)
                     raise _refusal(error, failure) from error
                 failure = error
@@ -235,11 +232,11 @@ class Documents:
                 failure = error
             else:
                 return link, outcome, await self._noted(link, change, outcome, failure)
-            self._behind(owner, link, failure)
+            fell_behind(link, owner.name, failure, change.id)
             await self._gate.recheck(call.who)
         raise NoEngine(
             f"no engine could finish the change of document {change.id!r}; it may come to pass later, and can be sent "
-            f"again: {_said(failure)}"
+            f"again: {said(failure)}"
         ) from failure
 
     async def _noted(self, link: Link, change: Change, outcome: Outcome, doubt: Exception | None) -> bool:
@@ -265,159 +262,9 @@ class Documents:
         """Have one more engine take a change that the lead has taken; if it does not, it is behind."""
         try:
             await self._gate.recheck(call.who)
-            await self._take(link, change, call.metadata)
+            await self._catching_up.take(link, change, call.metadata)
         except Exception as error:  # noqa: BLE001 - whatever it was, the engine may lack the document
-            self._behind(owner, link, error)
-
-    async def _take(self, link: Link, change: Change, metadata: Metadata) -> bool:
-        """Have an engine take a change that must be taken, or that nobody is known to have taken.
-
-        Returns:
-            whether it is the first engine to take it.
-
-        Raises:
-            AioRpcError: it failed.
-            NoEngine: it refused what another engine has taken.
-        """
-        for attempt in range(_BUSY_TRIES):
-            try:
-                outcome = await apply(link, change, metadata, _ignore)
-                break
-            except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED or attempt == _BUSY_TRIES - 1:
-                    raise
-            await asyncio.sleep(_BUSY_SECONDS * 2**attempt)
-        if outcome.taken:
-            return await self._threads.call(self._journal.applied, change.number, link.name, outcome.held)
-        if not await self._threads.call(self._journal.skipped, change.number, link.name):
-            failed = outcome.progress.failed
-            said = f"engine {link.name} refuses document {change.id!r}, which others hold: {failed.message}"
-            raise NotTaken(said, failed.code)
-        return False
-
-    # ------------------------------------------------------------------------------------------ catching up
-
-    def _tend(self, owner: Owner) -> None:
-        """Begin to bring up each engine that serves and is behind, where there are credentials for it."""
-        if owner.credentials is None:
-            return
-        now, era = _now(), sum(link.era for link in self._links)
-        for link in self._links:
-            wanted = link.serving and owner.name not in link.current and link.name not in owner.catching_up
-            if wanted and owner.may_try(link.name, now, era):
-                task = self._task(self._catch_up(owner, link))
-                owner.catching_up[link.name] = task
-                task.add_done_callback(partial(_forget, owner.catching_up, link.name))
-
-    async def _catch_up(self, owner: Owner, link: Link) -> None:
-        era, used = link.era, owner.credentials
-        try:
-            while True:
-                async with owner.lock:
-                    change = await self._threads.call(self._journal.next, owner.name, link.name)
-                    if change is None:
-                        await self._compare(owner, link)
-                        owner.failures.clear()
-                        if link.era == era:
-                            link.current.add(owner.name)
-                            link.behind.pop(owner.name, None)
-                            logger.info("event=current engine=%s tenant=%s", link.name, owner.name)
-                        return
-                # Outside of the lock: the engine is asked nothing meanwhile, and the others go on.
-                used = owner.credentials
-                first = await self._catch_up_with(owner, link, change)
-                owner.shorten_pauses(_now())
-                if first:
-                    async with owner.lock:  # behind whoever is being compared, or it would count as current again
-                        self._doubt_others(owner, link)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it may come again at once
-            # A call that is lost is tried again soon. But a comparison lists all documents, and a document costs its KV.
-            owner.pause(link.name, _now(), longer=isinstance(error, (_Different, NotTaken)))
-            if _unauthenticated(error) and owner.credentials is used:
-                owner.credentials = None  # the next caller's will do
-            if link.era == era:
-                self._behind(owner, link, error)
-
-    async def _catch_up_with(self, owner: Owner, link: Link, change: Change) -> bool:
-        """Have an engine take a change that waits for it; one that none has taken is given up after some failures.
-
-        Returns:
-            whether it is the first engine to take it.
-
-        Raises:
-            Unauthenticated: nobody may be asked.
-            AioRpcError, NoEngine: it failed.
-        """
-        metadata = await self._metadata(owner)
-        try:
-            return await self._take(link, change, metadata)
-        except Exception as error:
-            refused = isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS
-            if not (refused or change.applied or change.document is None):
-                owner.failures[change.number] += 1
-                if (failures := owner.failures[change.number]) >= _MOST_FAILURES:
-                    del owner.failures[change.number]
-                    await self._threads.call(self._journal.give_up, change)
-                    logger.warning(
-                        "event=given_up tenant=%s document=%r failures=%d", owner.name, change.id, failures
-                    )
-            raise
-
-    async def _metadata(self, owner: Owner) -> Metadata:
-        """Return what proves to engines who is calling, once the gate still says that it is this owner.
-
-        Raises:
-            Unauthenticated: it proves that no more.
-        """
-        found = owner.credentials
-        if found is None:
-            raise Unauthenticated("engines catch up with the token of this tenant's next caller")
-        await self._gate.recheck(found.who)
-        return found.metadata
-
-    def _doubt_others(self, owner: Owner, link: Link) -> None:
-        """Have the others looked at again: one that refused a change which this engine has taken must have it."""
-        for other in self._links:
-            if other is not link:
-                other.current.discard(owner.name)
-
-    async def _compare(self, owner: Owner, link: Link) -> None:
-        """Check that an engine holds what it should; where nobody knows what that is, that all engines hold the same.
-
-        Raises:
-            NoEngine: it does not, or nobody can tell.
-        """
-        wanted = await self._threads.call(self._journal.documents, owner.name)
-        if wanted is None:
-            away = [other.name for other in self._links if not other.serving]
-            if away:
-                raise NoEngine(
-                    f"every engine has to be there once before a tenant's documents are known; away: {', '.join(away)}"
-                )
-            wanted = await listed(link, await self._metadata(owner))
-            for other in self._links:
-                if other is not link and await listed(other, await self._metadata(owner)) != wanted:
-                    raise _Different(
-                        f"engines {link.name} and {other.name} hold different documents, and the router does not know "
-                        "which are right: make them equal, or begin with none"
-                    )
-            await self._threads.call(self._journal.adopt, owner.name, wanted)
-            return
-        found = await listed(link, await self._metadata(owner))
-        if found != wanted:
-            missing = sum(found.get(document_id) != held for document_id, held in wanted.items())
-            extra = sum(document_id not in wanted for document_id in found)
-            raise _Different(
-                f"its documents are not those of the router's journal: {missing} are missing or different, {extra} are "
-                "too many; ingest what is missing through the router once more, and delete the rest on the engine"
-            )
-
-    def _behind(self, owner: Owner, link: Link, error: Exception | None) -> None:
-        why = _said(error)
-        if link.behind.get(owner.name) != why:
-            logger.warning("event=behind engine=%s tenant=%s reason=%s", link.name, owner.name, why)
-        link.current.discard(owner.name)
-        link.behind[owner.name] = why
+            fell_behind(link, owner.name, error, change.id)
 
     # ------------------------------------------------------------------------------------------------ owners
 
@@ -452,10 +299,6 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _forget(tasks: dict[str, asyncio.Task[None]], name: str, _: asyncio.Task[None]) -> None:
-    del tasks[name]
-
-
 def _ignore(_: pb.IngestProgress) -> None:
     """Progress that no caller is told of."""
 
@@ -472,14 +315,3 @@ def _reason(link: Link, owner: str) -> str:
     if not link.serving:
         return "not serving"
     return link.behind.get(owner, "catching up")
-
-
-def _unauthenticated(error: Exception) -> bool:
-    by_engine = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAUTHENTICATED
-    return by_engine or isinstance(error, Unauthenticated)
-
-
-def _said(error: Exception | None) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) if isinstance(error, BlendError) else type(error).__name__

@@ -1,17 +1,21 @@
-"""What the router asks one engine about documents: to take a change, and what it holds."""
+"""What the router asks one engine about documents: to take a change, and what it holds; and what its errors mean."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import grpc
 
+from blend.errors import BlendError
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.router.calls import NoEngine
 from blend_server.router.journal import Change, Held
 from blend_server.router.link import Link, Metadata
+
+logger = logging.getLogger("blend_server.router")
 
 _SECONDS = 30.0
 """For calls that only read the catalog, or delete."""
@@ -19,6 +23,18 @@ _PAGE_SIZE = 1000
 _LAST = ("stored", "unchanged", "failed")
 _REFUSED = frozenset({"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION"})
 """Codes of a ``failed`` stage that says something of the document; others say something of the engine."""
+
+
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
 
 
 class NotTaken(NoEngine):
@@ -112,3 +128,39 @@ async def listed(link: Link, metadata: Metadata) -> dict[str, Held]:
 
 def _held(info: pb.DocumentInfo) -> Held:
     return Held(info.title, info.sha256)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an engine that ended a call with this error has not taken a change; after others it may have."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS
+
+
+def fell_behind(link: Link, owner: str, error: Exception | None, document_id: str | None) -> None:
+    """Have an engine asked no more about an owner's documents, and say why, until it has caught up.
+
+    Args:
+        link: the engine.
+        owner: whose documents.
+        error: why.
+        document_id: what it was given, if anything.
+    """
+    why = said(error)
+    if link.behind.get(owner) != why:
+        about = "" if document_id is None else f" document={document_id!r}"
+        logger.warning("event=behind engine=%s tenant=%s%s reason=%s", link.name, owner, about, _logged(error))
+    link.current.discard(owner)
+    link.behind[owner] = why
+
+
+def said(error: Exception | None) -> str:
+    """An error in words for callers of the tenant: an engine's own, which may quote a document, included."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) if isinstance(error, BlendError) else type(error).__name__
+
+
+def _logged(error: Exception | None) -> str:
+    """An error in words for the log: of what an engine said, the code alone."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return str(error.code().name)
+    return error.code if isinstance(error, NotTaken) else said(error)

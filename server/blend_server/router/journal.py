@@ -135,21 +135,27 @@ class Journal:
                 self._add(owner, document_id, None)
         return bool(rows)
 
-    def give_up(self, change: Change) -> None:
+    def give_up(self, change: Change) -> bool:
         """Forget a change that no engine is known to have taken, though some may have.
 
         Where they should hold nothing of that id, they are to delete it; else the comparison tells whether they have.
+
+        Returns:
+            whether it was there, and no engine has taken it meanwhile.
         """
         with self._transaction():
+            found = self._db.execute("SELECT applied FROM changes WHERE number = ?", (change.number,)).fetchone()
+            if found != (0,):
+                return False
             self._forget(change.number)
             known = "SELECT 1 FROM documents WHERE owner = ? AND id = ?"
             later = "SELECT 1 FROM changes WHERE owner = ? AND id = ? AND number > ?"
             about = change.owner, change.id
             if not (
-                self._db.execute(known, about).fetchone()
-                or self._db.execute(later, (*about, change.number)).fetchone()
+                self._db.execute(known, about).fetchone() or self._db.execute(later, (*about, change.number)).fetchone()
             ):
                 self._add(*about, None)
+        return True
 
     def skipped(self, number: int, engine: str) -> bool:
         """Note that an engine has refused a change, unless another has taken it: then it waits for this one as before.

@@ -50,11 +50,14 @@ class Owner:
         self._pauses: dict[str, _Pause] = {}
         self._era = 0
 
-    def may_try(self, engine: str, now: float, era: int) -> bool:
-        """Return whether an engine may be brought up now; each new ``era`` shortens all pauses."""
+    def note_era(self, era: int, now: float) -> None:
+        """Shorten all pauses where the engines' ``era`` is a new one."""
         if era != self._era:
             self._era = era
             self.shorten_pauses(now)
+
+    def may_try(self, engine: str, now: float) -> bool:
+        """Return whether an engine may be brought up now."""
         return engine not in self._pauses or now >= self._pauses[engine].until
 
     def pause(self, engine: str, now: float, *, longer: bool) -> None:

@@ -70,12 +70,12 @@ async def test_an_engine_that_makes_no_sense_is_behind_and_not_asked_again_at_on
 
 def waits(owner: Owner, now: float) -> float:
     """How long from ``now`` on the owner's engine is not tried."""
-    return next(seconds for seconds in range(1000) if owner.may_try("a", now + seconds, era=0))
+    return next(seconds for seconds in range(1000) if owner.may_try("a", now + seconds))
 
 
 def test_pauses_grow_while_comparisons_fail_and_shrink_when_something_changes() -> None:
     owner, now, found = Owner("t"), 0.0, []
-    assert owner.may_try("a", now, era=0)
+    assert owner.may_try("a", now)
     for _ in range(9):
         owner.pause("a", now, longer=True)
         found.append(waits(owner, now))
@@ -90,5 +90,6 @@ def test_pauses_grow_while_comparisons_fail_and_shrink_when_something_changes() 
         assert waits(owner, now) == MOST_SECONDS
         if changed:
             owner.shorten_pauses(now)
-        assert not owner.may_try("a", now, era)
-        assert owner.may_try("a", now + FIRST_SECONDS, era)
+        owner.note_era(era, now)
+        assert not owner.may_try("a", now)
+        assert owner.may_try("a", now + FIRST_SECONDS)

@@ -105,18 +105,20 @@ def test_what_is_given_up_is_deleted_unless_it_was_there_or_comes_again(journal:
         return Change(journal.begin("t", "d", text), "t", "d", text)
 
     new = begun(b"one")
-    journal.give_up(new)
+    assert journal.give_up(new)
+    assert not journal.give_up(new)
     ((deletion, text),) = waits()
     assert deletion > new.number and text is None
     assert not journal.applied(new.number, "b", FIRST), "which has it to be deleted next"
     first, second = begun(b"one"), begun(b"two")
     for engine in ENGINES:
         journal.applied(deletion, engine, None)
-    journal.give_up(first)
+    assert journal.give_up(first)
     assert waits() == [(second.number, b"two")]
     for engine in ENGINES:
         journal.applied(second.number, engine, SECOND)
-    journal.give_up(begun(b"three"))
+    assert not journal.give_up(second)
+    assert journal.give_up(begun(b"three"))
     assert waits() == []
     assert journal.documents("t") == {"d": SECOND}
 
