@@ -46,5 +46,5 @@ EXPOSE 50060 50061 5557 5558
 STOPSIGNAL SIGTERM
 # By grpc.health.v1; a service that listens elsewhere, or with TLS, says so in a healthcheck of its own.
 HEALTHCHECK --interval=10s --timeout=6s --start-period=180s --retries=3 \
-    CMD ["python", "-m", "blend_server.router.check", "127.0.0.1:50061"]
+    CMD ["python", "-m", "blend_server.check", "127.0.0.1:50061"]
 CMD ["blend-server"]

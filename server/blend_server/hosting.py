@@ -14,6 +14,9 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from blend.errors import Closed, InvalidConfig
+from blend_server.proto.blend.v1 import blend_pb2 as pb
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["BlendService"].full_name
 
 Started: TypeAlias = Callable[[int], None]
 """To be called once, with the bound port, when calls are served."""

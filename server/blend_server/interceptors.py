@@ -6,10 +6,10 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -38,6 +38,7 @@ _MAX_MESSAGE_BYTES = 1500
 _MOST_CALLS = 1024
 
 _Read: TypeAlias = Callable[[bytes], Any]
+M = TypeVar("M")
 
 _CODES: tuple[tuple[type[errors.BlendError], grpc.StatusCode], ...] = (
     (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
@@ -172,7 +173,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _unary(self, name: str, behaviour: Callable[..., Awaitable[Any]], read: _Read) -> Callable[..., Any]:
         async def call(request: bytes, context: Any) -> Any:
             async with self._guard(name, context):
-                return await behaviour(_message(read, request), context)
+                return await behaviour(message(read, request), context)
 
         return call
 
@@ -182,7 +183,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def call(request: bytes | AsyncIterable[bytes], context: Any) -> AsyncGenerator[Any, None]:
             # Closed here and now, not when it is collected: a call that ends early must let go of the engine.
             async with self._guard(name, context) as who:
-                sent = _message(read, request) if isinstance(request, bytes) else self._messages(read, request, who)
+                sent = message(read, request) if isinstance(request, bytes) else self._messages(read, request, who)
                 async with aclosing(behaviour(sent, context)) as responses:
                     async for response in responses:
                         yield response
@@ -193,11 +194,11 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """The messages of a call that may stay open for long: each is taken only if the caller is still let in."""
         async for request in requests:
             await self._gate.recheck(who)
-            yield _message(read, request)
+            yield message(read, request)
 
     @asynccontextmanager
     async def _guard(self, name: str, context: Any) -> AsyncGenerator[Caller, None]:
-        call_id = _call_id(context)
+        call_id = call_id_of(context.invocation_metadata() or ())
         request_id.set(call_id)
         observed = self._observer.call(name, call_id, context.invocation_metadata() or ())
         entry = audit.Entry(name, call_id, context.peer())
@@ -228,8 +229,12 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             entry.ended(code)
 
 
-def _message(read: _Read, data: bytes) -> Any:
-    """The message that the bytes are; gRPC itself would make UNKNOWN of those that are none."""
+def message(read: Callable[[bytes], M], data: bytes) -> M:
+    """The message that ``read`` makes of bytes; gRPC itself would make UNKNOWN of those that are none.
+
+    Raises:
+        InvalidInput: they are none.
+    """
     try:
         return read(data)
     except DecodeError as error:
@@ -247,9 +252,9 @@ def _retry_details(code: grpc.StatusCode, message: str, seconds: float) -> bytes
     return data
 
 
-def _call_id(context: Any) -> str:
-    """The id that the client sent, where it is usable, else a new one."""
-    for key, value in context.invocation_metadata() or ():
+def call_id_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The id that the client sent with a call, where it is usable, else a new one."""
+    for key, value in metadata:
         if key == REQUEST_ID_KEY and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
             return value
     return uuid.uuid4().hex

@@ -16,11 +16,10 @@ from blend.rag.embedding import Embedder
 from blend_server import audit, auth, lock, tls
 from blend_server.auth import Gate
 from blend_server.engines import open_engine
-from blend_server.hosting import GRACE_SECONDS, Hosted, Serve, Started, bind, new_server
+from blend_server.hosting import GRACE_SECONDS, SERVICE_NAME, Hosted, Serve, Started, bind, new_server
 from blend_server.interceptors import Edge, InFlight
 from blend_server.operations import page
 from blend_server.operations.observing import Observer, open_observer
-from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
 from blend_server.service import BlendService
 
@@ -28,8 +27,6 @@ logger = logging.getLogger("blend_server")
 
 _ALIVE_SECONDS = 1.0
 """How often the engine is asked whether it is alive."""
-
-SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["BlendService"].full_name
 
 
 class BlendServer(Hosted):

@@ -61,7 +61,7 @@ class Endpoint:
                 raise InvalidInput("tls", None, f"encryption: {address} is another machine, and the token is a secret")
         self.address = address
         self._token = token
-        self._credentials = None if tls is None else _credentials(tls)
+        self._credentials = None if tls is None else channel_credentials(tls)
         self._options = [
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.max_receive_message_length", max_message_bytes),
@@ -106,7 +106,12 @@ def read_token(path: str | Path) -> str:
     return token
 
 
-def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Credentials for a channel.
+
+    Raises:
+        InvalidInput: a file of ``tls`` cannot be read.
+    """
     files = {name: getattr(tls, name) for name in ("ca", "certificate", "key")}
     pem = {name: _read(f"tls.{name}", path) for name, path in files.items() if path is not None}
     return grpc.ssl_channel_credentials(pem.get("ca"), pem.get("key"), pem.get("certificate"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from blend.config import OperationsConfig
 from blend.errors import BlendError, InvalidConfig
+from blend_server.operations import logs
 from blend_server.router import RouterConfig, flags
 from blend_server.router.server import Router
 
@@ -24,12 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     2 for a wrong setting.
     """
     arguments = flags.parser().parse_args(argv)
-    logging.basicConfig(
-        level=arguments.log_level.upper(),
-        stream=sys.stderr,
-        format="time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S%z",
-    )
+    logs.configure(OperationsConfig(log_level=arguments.log_level))
     try:
         return _serve(flags.config(arguments), arguments.ready_file)
     except InvalidConfig as error:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import uuid
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError, Message
 
 from blend.errors import InvalidInput, StoreError, Unauthenticated
 from blend_server.auth import Caller, Gate
-from blend_server.interceptors import REQUEST_ID_KEY, CallPlaces, InFlight, status_of
+from blend_server.interceptors import REQUEST_ID_KEY, CallPlaces, InFlight, call_id_of, status_of
 from blend_server.operations.context import request_id
 from blend_server.router.link import Metadata
 
@@ -26,11 +24,8 @@ logger = logging.getLogger("blend_server.router")
 ENGINE_KEY = "blend-engine"
 """Metadata in which the router names the engine that served a call."""
 
-_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 # What belongs to one connection, not to the call.
 _HOP = re.compile(r"user-agent|te|content-type|:.*|grpc-(?!status-details-bin$).*")
-
-_M = TypeVar("_M", bound=Message)
 
 
 class NoEngine(StoreError):
@@ -65,7 +60,7 @@ class Call:
         return tuple(pair for pair in self.metadata if pair[0] == "authorization")
 
 
-class Edge:
+class Guard:
     """What is around every call: its id, who is calling, the log, errors as status codes, shutdown.
 
     Args:
@@ -87,8 +82,8 @@ class Edge:
             greet: send the request's id at once; otherwise whoever serves the call sends initial metadata.
         """
         sent: Metadata = tuple(context.invocation_metadata() or ())
-        call_id = next((v for k, v in sent if k == REQUEST_ID_KEY and _usable(v)), uuid.uuid4().hex)
-        request_id.set(str(call_id))
+        call_id = call_id_of(sent)
+        request_id.set(call_id)
         own: Metadata = ((REQUEST_ID_KEY, call_id),)
         context.set_trailing_metadata(own)
         start, code = perf_counter(), grpc.StatusCode.OK
@@ -129,22 +124,3 @@ class Edge:
 def handed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
     """Metadata without what belongs to one connection."""
     return tuple((key, value) for key, value in metadata if not _HOP.fullmatch(key))
-
-
-def message(kind: type[_M], data: bytes) -> _M:
-    """The message that the bytes are.
-
-    Raises:
-        InvalidInput: they are none.
-    """
-    made: _M = kind()
-    try:
-        made.ParseFromString(data)
-    except DecodeError as error:
-        allowed = "a message of blend/v1/blend.proto, its texts in UTF-8"
-        raise InvalidInput("message", "other bytes", allowed) from error
-    return made
-
-
-def _usable(call_id: object) -> bool:
-    return isinstance(call_id, str) and _REQUEST_ID.fullmatch(call_id) is not None

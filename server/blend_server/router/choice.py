@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from blend.errors import InvalidInput
@@ -10,6 +11,8 @@ from blend.store.key import PLAIN, ObjectKey
 from blend.store.residency import Event, ResidencyIndex
 from blend_server.router.config import RouterConfig
 from blend_server.router.link import Link
+
+logger = logging.getLogger("blend_server.router")
 
 _SHARED = "mooncake"
 
@@ -35,9 +38,10 @@ class Chooser:
     def __init__(self, config: RouterConfig) -> None:
         self._lead = config.lead
         self._index = OwnTiers()
-        self.listening = any(engine.events is not None for engine in config.engines)
         sources = [engine.events for engine in config.engines if engine.events is not None]
-        self._subscriber = ResidencySubscriber(self._index, sources)
+        self._engines = frozenset(engine.name for engine in config.engines)
+        self._unknown: set[str] = set()
+        self._subscriber = ResidencySubscriber(self._index, sources, self._heard)
 
     def order(self, links: Sequence[Link], keys: Iterable[str] = ()) -> list[Link]:
         """Return the engines, the one to ask first first.
@@ -65,6 +69,13 @@ class Chooser:
     def objects(self) -> int:
         """Return how many objects engines have told of."""
         return len(self._index)
+
+    def _heard(self, node: str, _: Sequence[Event]) -> None:
+        """Say once of a node that it is no engine: what it holds counts for nobody. Runs in the listener's thread."""
+        if node not in self._engines and node not in self._unknown:
+            self._unknown.add(node)
+            names = ",".join(sorted(self._engines))
+            logger.warning("event=unknown_node node=%r engines=%s hint=--residency-node", node, names)
 
     def close(self) -> None:
         """Stop listening."""

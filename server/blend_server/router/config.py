@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blend.config import GiB, MiB, ResidencySource, SecurityConfig, cache_dir, is_loopback
-from blend.config.checks import at_least, is_address, is_port
+from blend.config.checks import at_least, is_address, is_listening
 from blend.errors import InvalidConfig
 from blend_server.client.credentials import Tls
 
@@ -76,10 +76,10 @@ class RouterConfig:
             values = [getattr(engine, what) for engine in self.engines]
             if len(set(values)) < len(values):
                 raise InvalidConfig(f"engines.{what}", values, "a different one for each engine")
-        host, colon, port = self.address.rpartition(":")
-        if not colon or not host or not is_port(port):
+        if not is_listening(self.address):
             raise InvalidConfig("address", self.address, "host:port with a port from 0 to 65535")
-        if not (is_loopback(host) or self.security.closed or self.security.insecure_listen):
+        here = is_loopback(self.address.rpartition(":")[0])
+        if not (here or self.security.closed or self.security.insecure_listen):
             raise InvalidConfig(
                 "address", self.address, "a loopback address; wider with TLS and an access file, or insecure_listen"
             )

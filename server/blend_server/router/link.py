@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from blend.errors import InvalidConfig
-from blend_server.client.credentials import Tls
+from blend.errors import InvalidConfig, InvalidInput
+from blend_server.client.credentials import Tls, channel_credentials
+from blend_server.hosting import SERVICE_NAME
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.router.config import EngineAddress
 
 logger = logging.getLogger("blend_server.router")
 
-SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["BlendService"].full_name
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 _WATCH_AGAIN_SECONDS = 0.5
@@ -60,7 +59,11 @@ class Link:
             options.append(("grpc.enable_http_proxy", 0))  # it would read the tokens
             self._channel = grpc.aio.insecure_channel(engine.address, options=options)
         else:
-            self._channel = grpc.aio.secure_channel(engine.address, _credentials(tls), options=options)
+            try:
+                credentials = channel_credentials(tls)
+            except InvalidInput as error:
+                raise InvalidConfig(error.field, error.value, error.allowed) from error
+            self._channel = grpc.aio.secure_channel(engine.address, credentials, options=options)
 
     async def watch(self, changed: Callable[[Link], None]) -> None:
         """Follow the engine's health until cancelled; ``changed`` is called after each change of ``serving``."""
@@ -124,18 +127,3 @@ class Link:
 
 def _path(method: str) -> str:
     return f"/{SERVICE_NAME}/{method}"
-
-
-def _credentials(tls: Tls) -> grpc.ChannelCredentials:
-    files: Sequence[tuple[str, str | Path | None]] = (
-        ("engine-ca", tls.ca),
-        ("engine-key", tls.key),
-        ("engine-cert", tls.certificate),
-    )
-    pem: list[bytes | None] = []
-    for flag, path in files:
-        try:
-            pem.append(None if path is None else Path(path).expanduser().read_bytes())
-        except OSError as error:
-            raise InvalidConfig(f"--{flag}", str(path), f"a file that can be read ({error.strerror})") from error
-    return grpc.ssl_channel_credentials(*pem)

@@ -15,15 +15,15 @@ from grpc_reflection.v1alpha import reflection
 
 from blend_server import auth, lock, tls
 from blend_server.auth import DEFAULT_TENANT, Gate
-from blend_server.hosting import GRACE_SECONDS, Hosted, Serve, Started, bind, new_server
+from blend_server.hosting import GRACE_SECONDS, SERVICE_NAME, Hosted, Serve, Started, bind, new_server
 from blend_server.interceptors import InFlight
 from blend_server.operations.logs import stack_of, types_of
-from blend_server.router.calls import Edge
+from blend_server.router.calls import Guard
 from blend_server.router.choice import Chooser
 from blend_server.router.config import RouterConfig
 from blend_server.router.documents import Documents
 from blend_server.router.journal import Journal
-from blend_server.router.link import SERVICE_NAME, Link
+from blend_server.router.link import Link
 from blend_server.router.service import RouterService
 
 logger = logging.getLogger("blend_server.router")
@@ -87,7 +87,7 @@ class Router(Hosted):
             documents = Documents(links, journal, gate, () if gate.many else (DEFAULT_TENANT,))
             open_now.push_async_callback(documents.close)
             server = new_server(config.max_message_bytes)
-            server.add_generic_rpc_handlers((RouterService(documents, chooser, Edge(gate, in_flight)).handler(),))
+            server.add_generic_rpc_handlers((RouterService(documents, chooser, Guard(gate, in_flight)).handler(),))
             health_pb2_grpc.add_HealthServicer_to_server(checks, server)
             reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
             port = bind(server, config.address, credentials)

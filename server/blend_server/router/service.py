@@ -10,12 +10,14 @@ from typing import Any
 import grpc
 
 from blend_server import convert
+from blend_server.hosting import SERVICE_NAME
+from blend_server.interceptors import message
 from blend_server.proto.blend.v1 import blend_pb2 as pb
-from blend_server.router.calls import ENGINE_KEY, Call, Edge, NoEngine, handed_on, message
+from blend_server.router.calls import ENGINE_KEY, Call, Guard, NoEngine, handed_on
 from blend_server.router.choice import Chooser
 from blend_server.router.documents import Documents
 from blend_server.router.figures import merged
-from blend_server.router.link import SERVICE_NAME, Link
+from blend_server.router.link import Link
 
 _ELSEWHERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED})
 """Codes of an engine that has not begun an answer after which another one is asked."""
@@ -86,13 +88,13 @@ class RouterService:
     Args:
         documents: keeps the engines' documents alike, and knows who may be asked.
         chooser: puts engines in order.
-        edge: is around every call.
+        guard: is around every call.
     """
 
-    def __init__(self, documents: Documents, chooser: Chooser, edge: Edge) -> None:
+    def __init__(self, documents: Documents, chooser: Chooser, guard: Guard) -> None:
         self._documents = documents
         self._chooser = chooser
-        self._edge = edge
+        self._guard = guard
         self._turn = 0
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -111,10 +113,10 @@ class RouterService:
     async def ingest(self, requests: AsyncIterable[bytes], context: Any) -> AsyncGenerator[bytes, None]:
         """Have every engine take the documents, one after another."""
         index = 0
-        async with self._edge.call("Ingest", context) as call:
+        async with self._guard.call("Ingest", context) as call:
             async for request in requests:
-                await self._edge.gate.recheck(call.who)
-                document = message(pb.Document, request)
+                await self._guard.gate.recheck(call.who)
+                document = message(pb.Document.FromString, request)
                 async with aclosing(self._documents.ingest(call, document.id, request)) as stages:
                     async for stage in stages:
                         stage.index, stage.document_id = index, document.id
@@ -123,14 +125,14 @@ class RouterService:
 
     async def delete(self, request: bytes, context: Any) -> bytes:
         """Have every engine delete a document."""
-        async with self._edge.call("DeleteDocument", context) as call:
-            outcome = await self._documents.delete(call, message(pb.DeleteDocumentRequest, request).id)
+        async with self._guard.call("DeleteDocument", context) as call:
+            outcome = await self._documents.delete(call, message(pb.DeleteDocumentRequest.FromString, request).id)
         return outcome.deleted
 
     async def answer(self, request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         """Have the best engine answer; another one where it fails before its first event."""
-        async with self._edge.call("Answer", context, greet=False) as call:
-            asked = message(pb.AnswerRequest, request)
+        async with self._guard.call("Answer", context, greet=False) as call:
+            asked = message(pb.AnswerRequest.FromString, request)
             convert.question(asked.question)
             links = await self._documents.readable(call)
             tries = _Tries(self._documents, self._chooser, call)
@@ -183,7 +185,7 @@ class RouterService:
         """A call that any engine can serve."""
 
         async def read(request: bytes, context: Any) -> bytes:
-            async with self._edge.call(method, context) as call:
+            async with self._guard.call(method, context) as call:
                 tries = _Tries(self._documents, self._chooser, call)
                 while True:
                     link = await tries.next()
@@ -201,7 +203,7 @@ class RouterService:
 
     async def stats(self, request: bytes, context: Any) -> bytes:
         """Return the figures of all engines that serve, put together."""
-        async with self._edge.call("GetStats", context) as call:
+        async with self._guard.call("GetStats", context) as call:
             links = await self._documents.readable(call)
 
             async def figures(link: Link) -> pb.Stats | None:
@@ -211,14 +213,15 @@ class RouterService:
                     if error.code() not in _ELSEWHERE:
                         raise
                     return None
-                return message(pb.Stats, data)
+                told: pb.Stats = message(pb.Stats.FromString, data)
+                return told
 
             found = await asyncio.gather(*(figures(link) for link in links))
-            told = {link.name: stats for link, stats in zip(links, found, strict=True) if stats is not None}
-            if not told:
+            by_name = {link.name: stats for link, stats in zip(links, found, strict=True) if stats is not None}
+            if not by_name:
                 raise NoEngine("no engine tells its figures now")
             whole = call.who.may("admin")
-            data: bytes = merged(told, await self._documents.status() if whole else None).SerializeToString()
+            data: bytes = merged(by_name, await self._documents.status() if whole else None).SerializeToString()
         return data
 
     async def reset_quality(self, request: bytes, context: Any) -> bytes:
@@ -227,7 +230,7 @@ class RouterService:
         It is not about documents: those that lack some are asked, too. One that fails does not keep the others from
         it; the error names it.
         """
-        async with self._edge.call("ResetQuality", context) as call:
+        async with self._guard.call("ResetQuality", context) as call:
             links = self._documents.serving()
             if not links:
                 raise NoEngine("no engine serves now")
@@ -241,7 +244,7 @@ class RouterService:
                 elif isinstance(reply, BaseException):
                     raise reply
                 else:
-                    told[link.name] = message(pb.ResetQualityResponse, reply)
+                    told[link.name] = message(pb.ResetQualityResponse.FromString, reply)
             if failed:
                 raise _not_reset(failed)
         stopped = {name: reply for name, reply in told.items() if reply.was_stopped}

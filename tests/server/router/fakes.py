@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from blend_server.hosting import SERVICE_NAME
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1 import blend_pb2_grpc
-from blend_server.router.link import SERVICE_NAME
 
 PATIENCE = 60.0
 

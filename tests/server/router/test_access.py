@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from blend.config import SecurityConfig, TlsConfig
+from blend_server import check
 from blend_server.client import Client, Document, Retries, ServiceError, Tls
-from blend_server.router import check
 from blend_server.router.server import Router
 from tests.server.accounts import Accounts
 from tests.server.certificates import Authority

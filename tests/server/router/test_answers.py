@@ -17,10 +17,10 @@ from blend.config import ResidencySource
 from blend.store.events import ResidencyPublisher
 from blend.store.key import PLAIN, ObjectKey
 from blend_server.client import Client, Document, ServiceError
+from blend_server.hosting import SERVICE_NAME
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.proto.blend.v1.blend_pb2_grpc import BlendServiceStub
 from blend_server.router import EngineAddress
-from blend_server.router.link import SERVICE_NAME
 from blend_server.router.server import Router
 from tests.server.router.conftest import Engines, ready
 from tests.server.router.fakes import FakeEngine, key_of, wait_for
@@ -96,9 +96,7 @@ def test_an_answer_that_one_engine_has_not_begun_is_given_by_another(stub: Any, 
         assert served_by(call) == "b"
 
 
-def test_the_last_engines_error_is_the_callers_though_none_is_left(
-    stub: Any, client: Client, engines: Engines
-) -> None:
+def test_the_last_engines_error_is_the_callers_though_none_is_left(stub: Any, client: Client, engines: Engines) -> None:
     def refuse(context: Any) -> None:
         for engine in engines:
             engine.serve(False)
@@ -236,6 +234,19 @@ def test_the_engine_that_holds_most_of_the_chunks_answers(
     wait_for("its copy", lambda: names(stub, 3) == {"a"})
     publishers["a"].on_removed(FERRY, "host")
     wait_for("its removal", lambda: names(stub, 3) == {"b"})
+
+
+def test_a_node_that_is_no_engine_is_told_of_once(
+    near: tuple[Any, Router], publishers: dict[str, ResidencyPublisher], caplog: pytest.LogCaptureFixture
+) -> None:
+    stub, _ = near
+    publishers["b"].node = "other"
+    for number in range(3):
+        publishers["b"].on_stored(ObjectKey(key_of(b"%d" % number), PLAIN), "host", 10)
+    publishers["a"].on_stored(FERRY, "host", 1000)
+    wait_for("the events", lambda: "event=unknown_node" in caplog.text and names(stub, 3) == {"a"})
+    (line,) = (line for line in caplog.text.splitlines() if "event=unknown_node" in line)
+    assert "node='other' engines=a,b" in line
 
 
 def test_a_busy_engine_is_spared_though_it_holds_the_chunks(

@@ -12,8 +12,9 @@ import pytest
 
 from blend.config import ResidencySource
 from blend.errors import InvalidConfig
+from blend_server import check
 from blend_server.client import Client, Tls
-from blend_server.router import EngineAddress, RouterConfig, check, flags
+from blend_server.router import EngineAddress, RouterConfig, flags
 from blend_server.router.__main__ import main
 from blend_server.router.documents import Documents
 from blend_server.router.link import Link
@@ -70,7 +71,7 @@ def test_the_command_ends_when_a_task_of_its_own_does(
     engines: Engines,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def broken(*_: object) -> None:
         raise RuntimeError("of a document")
@@ -84,8 +85,9 @@ def test_the_command_ends_when_a_task_of_its_own_does(
     finally:
         for each, handler in handlers:
             signal.signal(each, handler)
-    assert f"event=failed task={name}" in caplog.text
-    assert "of a document" not in caplog.text
+    logged = capsys.readouterr().err
+    assert f"event=failed task={name}" in logged
+    assert "of a document" not in logged
 
 
 def test_the_command_serves_and_stops(engines: Engines, tmp_path: Path) -> None:

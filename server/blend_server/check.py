@@ -1,4 +1,4 @@
-"""Whether a server or a router serves, for a container's health check: ``python -m blend_server.router.check ADDRESS``.
+"""Whether a server or a router serves, for a container's health check: ``python -m blend_server.check ADDRESS``.
 
 With ``--ca`` the connection is encrypted.
 """
@@ -13,14 +13,16 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from blend_server.router.link import SERVICE_NAME
+from blend.errors import InvalidInput
+from blend_server.client.credentials import Tls, channel_credentials
+from blend_server.hosting import SERVICE_NAME
 
 _SECONDS = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask once, for at most 5 seconds; returns 0 where it serves, else 1 and a line on standard error."""
-    parser = argparse.ArgumentParser("blend_server.router.check", description=__doc__)
+    parser = argparse.ArgumentParser("blend_server.check", description=__doc__)
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="whose signature its certificate must have, in PEM")
     arguments = parser.parse_args(argv)
@@ -28,16 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.ca is None:
             channel = grpc.insecure_channel(arguments.address)
         else:
-            credentials = grpc.ssl_channel_credentials(arguments.ca.read_bytes())
-            channel = grpc.secure_channel(arguments.address, credentials)
+            channel = grpc.secure_channel(arguments.address, channel_credentials(Tls(arguments.ca)))
         with channel:
             request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
             status = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_SECONDS).status
     except grpc.RpcError as error:
         sys.stderr.write(f"{arguments.address}: {error.code().name}: {error.details()}\n")
         return 1
-    except OSError as error:
-        sys.stderr.write(f"--ca: {arguments.ca}: {error.strerror}\n")
+    except InvalidInput as error:
+        sys.stderr.write(f"{error}\n")
         return 1
     if status != health_pb2.HealthCheckResponse.SERVING:
         sys.stderr.write(f"{arguments.address}: {health_pb2.HealthCheckResponse.ServingStatus.Name(status)}\n")
