@@ -173,7 +173,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _unary(self, name: str, behaviour: Callable[..., Awaitable[Any]], read: _Read) -> Callable[..., Any]:
         async def call(request: bytes, context: Any) -> Any:
             async with self._guard(name, context):
-                return await behaviour(message(read, request), context)
+                return await behaviour(read_message(read, request), context)
 
         return call
 
@@ -183,7 +183,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def call(request: bytes | AsyncIterable[bytes], context: Any) -> AsyncGenerator[Any, None]:
             # Closed here and now, not when it is collected: a call that ends early must let go of the engine.
             async with self._guard(name, context) as who:
-                sent = message(read, request) if isinstance(request, bytes) else self._messages(read, request, who)
+                sent = read_message(read, request) if isinstance(request, bytes) else self._messages(read, request, who)
                 async with aclosing(behaviour(sent, context)) as responses:
                     async for response in responses:
                         yield response
@@ -194,7 +194,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """The messages of a call that may stay open for long: each is taken only if the caller is still let in."""
         async for request in requests:
             await self._gate.recheck(who)
-            yield message(read, request)
+            yield read_message(read, request)
 
     @asynccontextmanager
     async def _guard(self, name: str, context: Any) -> AsyncGenerator[Caller, None]:
@@ -229,7 +229,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             entry.ended(code)
 
 
-def message(read: Callable[[bytes], M], data: bytes) -> M:
+def read_message(read: Callable[[bytes], M], data: bytes) -> M:
     """The message that ``read`` makes of bytes; gRPC itself would make UNKNOWN of those that are none.
 
     Raises:

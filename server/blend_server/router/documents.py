@@ -40,10 +40,7 @@ _CLOSE_SECONDS = 5.0
 _MOST_CHANGES = 128
 """Documents in memory, each of a call of its own: the one under way, and those behind it."""
 
-_DOUBT = (
-    "; but an engine that failed in the middle of it may have taken it, so that it may come to pass later: delete the "
-    "document if it must not"
-)
+_DOUBT = "; but an engine that failed in the middle of it may have taken it, so that it may come to pass later"
 
 
 class Documents:

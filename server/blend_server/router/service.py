@@ -11,7 +11,7 @@ import grpc
 
 from blend_server import convert
 from blend_server.hosting import SERVICE_NAME
-from blend_server.interceptors import message
+from blend_server.interceptors import read_message
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.router.calls import ENGINE_KEY, Call, Guard, NoEngine, handed_on
 from blend_server.router.choice import Chooser
@@ -116,7 +116,7 @@ class RouterService:
         async with self._guard.call("Ingest", context) as call:
             async for request in requests:
                 await self._guard.gate.recheck(call.who)
-                document = message(pb.Document.FromString, request)
+                document = read_message(pb.Document.FromString, request)
                 async with aclosing(self._documents.ingest(call, document.id, request)) as stages:
                     async for stage in stages:
                         stage.index, stage.document_id = index, document.id
@@ -126,13 +126,13 @@ class RouterService:
     async def delete(self, request: bytes, context: Any) -> bytes:
         """Have every engine delete a document."""
         async with self._guard.call("DeleteDocument", context) as call:
-            outcome = await self._documents.delete(call, message(pb.DeleteDocumentRequest.FromString, request).id)
+            outcome = await self._documents.delete(call, read_message(pb.DeleteDocumentRequest.FromString, request).id)
         return outcome.deleted
 
     async def answer(self, request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         """Have the best engine answer; another one where it fails before its first event."""
         async with self._guard.call("Answer", context, greet=False) as call:
-            asked = message(pb.AnswerRequest.FromString, request)
+            asked = read_message(pb.AnswerRequest.FromString, request)
             convert.question(asked.question)
             links = await self._documents.readable(call)
             tries = _Tries(self._documents, self._chooser, call)
@@ -213,7 +213,7 @@ class RouterService:
                     if error.code() not in _ELSEWHERE:
                         raise
                     return None
-                told: pb.Stats = message(pb.Stats.FromString, data)
+                told: pb.Stats = read_message(pb.Stats.FromString, data)
                 return told
 
             found = await asyncio.gather(*(figures(link) for link in links))
@@ -244,7 +244,7 @@ class RouterService:
                 elif isinstance(reply, BaseException):
                     raise reply
                 else:
-                    told[link.name] = message(pb.ResetQualityResponse.FromString, reply)
+                    told[link.name] = read_message(pb.ResetQualityResponse.FromString, reply)
             if failed:
                 raise _not_reset(failed)
         stopped = {name: reply for name, reply in told.items() if reply.was_stopped}
