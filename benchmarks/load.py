@@ -95,6 +95,7 @@ def measure(args: argparse.Namespace, directory: Path) -> Figures:
     """Run the parts that were asked for."""
     sizes = Sizes(**{field.name: getattr(args, field.name) for field in fields(Sizes)})
     flags = ["--model", args.model, "--dtype", args.dtype, "--host-bytes", "2GiB", "--disk-bytes", "4GiB"]
+    flags += ["--neighbours", "0"]  # or documents would be worked on beside the questions
     figures, wanted = Figures(), [args.only] if args.only else PARTS
     answers: Any = None
     with serve(directory, [*flags, "--max-queue", str(max(64, sizes.streams))]) as server:

@@ -83,8 +83,6 @@ class MeasuringSettings(CommandSettings):
         ("reuse", "random", "head", "deviation", "query"), f"with commas between, of {', '.join(methods.names())}"
     )
     ratios: tuple[float, ...] = setting((0.15,), "shares of cached tokens, 0 to 1, with commas between")
-    capped: bool = setting(False, "take ratios as caps on the charged share, a method's own probes included")
-    neighbours: int = setting(3, "nearest passages that chunks of METHOD@conditioned are encoded behind")
     max_new_tokens: int = setting(16, "most tokens of an answer, and of full prefill's that methods are held against")
     results: str | None = setting(None, "directory for results; a run that was stopped goes on from there")
     restart: bool = setting(False, "measure anew what the results directory has already")
@@ -92,7 +90,7 @@ class MeasuringSettings(CommandSettings):
     HOW: ClassVar[frozenset[str]] = CommandSettings.HOW | {"results", "restart"}
 
     def __post_init__(self) -> None:
-        for name, least in (("limit", 1), ("passages", 1), ("max_new_tokens", 1), ("seed", 0), ("neighbours", 1)):
+        for name, least in (("limit", 1), ("passages", 1), ("max_new_tokens", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidInput(name, value, f"{least} or more")
@@ -120,6 +118,8 @@ class Settings(MeasuringSettings):
         InvalidInput: a value outside what is allowed.
     """
 
+    capped: bool = setting(False, "take ratios as caps on the charged share, a method's own probes included")
+    neighbours: int = setting(3, "nearest passages that chunks of METHOD@conditioned are encoded behind")
     metrics: tuple[str, ...] = setting(tuple(METRICS), "what is measured of each answer")
     margins: Mapping[str, float] = setting(
         {"f1": 0.02, "first_kl": 0.05}, "how much worse than full prefill a method may be and pass as no worse"
@@ -127,6 +127,8 @@ class Settings(MeasuringSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.neighbours < 1:
+            raise InvalidInput("neighbours", self.neighbours, "1 or more")
         for name in (*self.metrics, *self.margins):
             if name not in METRICS:
                 raise unknown("metrics" if name in self.metrics else "margins", name, METRICS)

@@ -1,0 +1,343 @@
+"""The recipes of ``recipes.py``, and the bench that they are carried out on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from blend import Chunk, Engine, Plan, Prefill, Prompt
+from blend.encoding import Encoder as ChunkEncoder
+from blend.encoding import sensitivity
+from blend.eval import fidelity
+from blend.eval.metrics import kl_rows, top1_rows
+from blend.model.rows import LayerAttention, Observer, Rows
+from blend.recompute import passes
+from blend.recompute.assemble import Assembly, Piece
+from blend.recompute.budget import Budget
+from blend.recompute.canvas import Canvas
+from blend.recompute.planner import PrefillSpeed
+from blend.recompute.select import Blend, selector
+
+MOST_NEIGHBOURS = 6
+DEVIATION, REUSE = "deviation, plain", "reuse, plain"
+PLAIN, NEAREST = "plain", "3 nearest"
+"""Behind the sink alone; behind the three nearest passages as well."""
+HEADS = 8
+"""Of each chunk's tokens go first, unless a recipe says otherwise."""
+_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Loss:
+    """KL(full ‖ recipe) of the first token and along the answer, in nats, top-1 agreement, charged share."""
+
+    first: float
+    answer: float
+    top1: float
+    charged: float
+
+
+class Encoder:
+    """Chunks' KV ``[L, 2, KVH, T, D]`` behind what a way of storing says, each computed once.
+
+    Args:
+        engine: with the model.
+        near: for each chunk its nearest ones, the nearest last.
+    """
+
+    def __init__(self, engine: Engine, near: Mapping[Chunk, Sequence[Chunk]]) -> None:
+        self.engine = engine
+        self._near = near
+        self._made: dict[tuple[Chunk, tuple[Chunk, ...]], Tensor] = {}
+        self._encoder = ChunkEncoder(engine.decoder, engine.sink, PrefillSpeed(engine.decoder), _ROWS)
+
+    def behind(self, chunk: Chunk, stored: str) -> tuple[Chunk, ...]:
+        """Return the chunks that it is encoded behind."""
+        near = tuple(self._near[chunk])
+        return {
+            PLAIN: (),
+            "nearest": near[-1:],
+            NEAREST: near[-3:],
+            "6 nearest": near,
+            "next 3": near[:-3],
+            "3 nearest, nearest first": near[-3:][::-1],
+            "farthest of 6": near[:1],
+        }[stored]
+
+    def kv(self, chunk: Chunk, stored: str) -> tuple[Tensor, int]:
+        """Return the KV and the position that its first token was computed at."""
+        others = self.behind(chunk, stored)
+        if (chunk, others) not in self._made:
+            self._made[chunk, others] = self._encoder.kv(chunk, others)
+        return self._made[chunk, others], len(self.engine.sink) + sum(map(len, others))
+
+
+class _Masses(Observer):
+    """The attention mass of rows from a position on, by layer: ``[L, N]``."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.found: list[Tensor] = []
+
+    def after_write(
+        self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
+    ) -> None:
+        """Add this layer's."""
+        counted = rows.positions >= self.start
+        self.found.append(self._mass(query[:, counted], rows, layer, rows.positions[counted], attention))
+
+    def _mass(self, query: Tensor, rows: Rows, layer: int, positions: Tensor, attention: LayerAttention) -> Tensor:
+        key = rows.canvas.k[layer].repeat_interleave(len(query) // len(rows.canvas.k[layer]), 0)
+        scores = torch.einsum("hrd,hnd->hrn", query.float(), key.float()) * attention.scale
+        later = torch.arange(key.shape[1])[None] > positions[:, None]
+        return scores.masked_fill(later[None], -math.inf).softmax(-1).sum((0, 1))
+
+
+class _Shift(Observer):
+    """Moves the values that are not computed again by a share of their chunk's mean move (cf. AgentKVShift, 2026)."""
+
+    def __init__(self, bench: Bench, share: float) -> None:
+        self.bench = bench
+        self.share = share
+
+    def before_write(
+        self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
+    ) -> None:
+        """Measure the move at the rows, and apply it to the others, but for the chunk's head."""
+        held = rows.canvas.v[layer]
+        fresh = torch.zeros(rows.canvas.length, dtype=torch.bool)
+        fresh[rows.positions] = True
+        for start, end in self.bench.spans:
+            own = (rows.positions >= start + HEADS) & (rows.positions < end)
+            if int(own.sum()) < 4:
+                continue
+            moved = (value[:, own] - held[:, rows.positions[own]]).mean(1, keepdim=True)
+            others = torch.arange(start + 1, end)
+            held[:, others[~fresh[others]]] += self.share * moved
+
+
+class _Early(Observer):
+    """Rows at some positions keep their stored KV from a layer on: as if they stopped there."""
+
+    def __init__(self, positions: Tensor, first: int) -> None:
+        self.positions = positions
+        self.first = first
+        self._old: tuple[Tensor, Tensor] | None = None
+
+    def before_write(
+        self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
+    ) -> None:
+        """Keep what is stored."""
+        if layer >= self.first:
+            k, v = rows.canvas.k[layer], rows.canvas.v[layer]
+            self._old = k[:, self.positions].clone(), v[:, self.positions].clone()
+
+    def after_write(
+        self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
+    ) -> None:
+        """Put it back."""
+        if self._old is not None:
+            rows.canvas.k[layer][:, self.positions], rows.canvas.v[layer][:, self.positions] = self._old
+            self._old = None
+
+
+@dataclass
+class Bench:
+    """One prompt, its full prefill, and its chunks as they may have been stored.
+
+    Args:
+        encoder: of chunks.
+        prompt: chunks between a header and the question.
+        cap: most that is charged, as a share of the cached token-layers.
+        new_tokens: most tokens of full prefill's answer.
+    """
+
+    encoder: Encoder
+    prompt: Prompt
+    cap: float
+    new_tokens: int
+    spans: list[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        engine = self.engine
+        self.full = engine.prefill(self.prompt, Plan("full"), reserve=self.new_tokens)
+        question = self.prompt.segments[-1].token_ids
+        self.measure = fidelity.full_prefill(engine, self.full, question, self.new_tokens, attention=False)
+        self.ids = torch.tensor(self.prompt.token_ids)
+        self.spans = [(start, start + len(part)) for start, part in self.prompt.parts()]
+        self.text = torch.ones(len(self.ids), dtype=torch.bool)
+        for start, end in self.spans:
+            self.text[start:end] = False
+        self.cached = int((~self.text).sum())
+        self.layers = engine.decoder.layers
+        self.probe_rows = len(self.ids) - self.spans[-1][1]
+        self.rows = max(0, int(self.cap * self.cached) - self.probe_rows)
+        self._held: dict[str, Canvas] = {}
+        self._masses: dict[str, Tensor] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        return self.encoder.engine
+
+    def empty(self) -> Canvas:
+        """Return a canvas with room for the prompt and the answer."""
+        return self.engine.decoder.new_canvas(len(self.ids) + self.new_tokens)
+
+    def canvas(self, *stored: str) -> Canvas:
+        """Return a canvas with the chunks' KV stored in this way; of several ways, with their mean."""
+        for way in stored:
+            if way not in self._held:
+                self._held[way] = self._filled(way)
+        made = self.empty()
+        made.k.copy_(torch.stack([self._held[way].k for way in stored]).mean(0))
+        made.v.copy_(torch.stack([self._held[way].v for way in stored]).mean(0))
+        return made
+
+    def _filled(self, stored: str) -> Canvas:
+        decoder, made = self.engine.decoder, self.empty()
+        found = [self.encoder.kv(part.chunk, stored) for _, part in self.prompt.parts()]
+        pieces = [Piece(start, end - start, at) for (start, end), (_, at) in zip(self.spans, found, strict=True)]
+        assembly = Assembly(made, pieces, decoder.rotations, decoder.kernels)
+        for layer in range(self.layers):
+            assembly.put(layer, [kv[layer] for kv, _ in found])
+        return made
+
+    def blend(self, canvas: Canvas) -> Blend:
+        """Return what the engine's own selectors are given."""
+        nothing = torch.zeros_like(self.text)
+        question = (self.spans[-1][1], len(self.ids))
+        decoder, spans = self.engine.decoder, tuple(self.spans)
+        return Blend(decoder, canvas, self.ids, spans, ~self.text, nothing, self.text.clone(), question, _ROWS)
+
+    def probe(self, canvas: Canvas, rows: Tensor | None = None, start: int | None = None) -> Tensor:
+        """Return the attention mass ``[L, N]`` of the rows from ``start`` on, by default of the question."""
+        masses = _Masses(self.spans[-1][1] if start is None else start)
+        positions = (self.text if rows is None else rows).nonzero().squeeze(1)
+        passes.run(self.engine.decoder, canvas, self.ids, positions, _ROWS, observer=masses)
+        return torch.stack(masses.found)[:, : len(self.ids)]
+
+    def mass(self, stored: str) -> Tensor:
+        """Return the question's mass ``[L, N]`` over chunks stored in this way."""
+        if stored not in self._masses:
+            self._masses[stored] = self.probe(self.canvas(stored))
+        return self._masses[stored]
+
+    def moved(self, stored: str, other: str = PLAIN) -> Tensor:
+        """Return how far values move between two ways of storing, ``[L, N]``; 0 outside of chunks."""
+        made = torch.zeros(self.layers, len(self.ids))
+        for (start, end), (_, part) in zip(self.spans, self.prompt.parts(), strict=True):
+            one, two = self.encoder.kv(part.chunk, stored)[0], self.encoder.kv(part.chunk, other)[0]
+            made[:, start:end] = sensitivity(one, two)
+        return made
+
+    def best(self, score: Tensor, rows: int, heads: int = HEADS) -> Tensor:
+        """Return the positions of the ``rows`` best cached tokens, the chunks' first ``heads`` before all others."""
+        score = score.masked_fill(self.text, -math.inf)
+        for start, end in self.spans:
+            score[start : min(end, start + heads)] = math.inf
+        return score.topk(min(rows, self.cached)).indices.sort().values
+
+    def loss(self, canvas: Canvas, chosen: Tensor, probe: float, observer: Observer | None = None) -> Loss:
+        """Compute the chosen tokens and the text; ``probe`` is what else is charged, in token-layers."""
+        rows = self.text.clone()
+        rows[chosen] = True
+        positions = rows.nonzero().squeeze(1)
+        logits = passes.unstopped(
+            passes.run(self.engine.decoder, canvas, self.ids, positions, _ROWS, observer=observer)
+        )
+        logs = self.engine.continuation(Prefill(logits, canvas, self.full.report), self.measure.forced)
+        kl, top1 = kl_rows(self.measure.logs, logs), top1_rows(self.measure.logs, logs)
+        charged = (probe + len(chosen) * self.layers) / (self.layers * self.cached)
+        return Loss(float(kl[0]), float(kl.mean()), float(top1.float().mean()), charged)
+
+    def chosen(self, stored: str, score: Tensor, heads: int = HEADS, observer: Observer | None = None) -> Loss:
+        """Return the loss of what a score over the question's attention chooses, the question charged for it."""
+        canvas = self.canvas(stored)
+        return self.loss(canvas, self.best(score, self.rows, heads), self.probe_rows * self.layers, observer)
+
+
+def baselines(bench: Bench) -> Iterator[tuple[str, Loss]]:
+    """What all is compared with."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    yield REUSE, bench.loss(bench.canvas(PLAIN), nothing, 0)
+    deviation = selector("deviation")
+    assert deviation is not None
+    canvas = bench.canvas(PLAIN)
+    probe = deviation.probe_cost(bench.blend(canvas))
+    rows = max(0, int(bench.cap * bench.cached - probe / bench.layers))
+    found = deviation.select(bench.blend(canvas), Budget(bench.layers, bench.cached, rows / bench.cached))
+    yield DEVIATION, bench.loss(bench.canvas(PLAIN), found.positions, probe)
+
+
+def scores(bench: Bench) -> Iterator[tuple[str, Loss]]:
+    """What a token's score is made of; all over chunks that were encoded behind their three nearest."""
+    mass, moved = bench.mass(NEAREST), bench.moved(NEAREST)
+    weighted = mass * moved
+    third = bench.layers // 3
+    yield "attention", bench.chosen(NEAREST, mass.sum(0))
+    yield "attention × sensitivity (kept)", bench.chosen(NEAREST, weighted.sum(0))
+    yield "attention × mean sensitivity", bench.chosen(NEAREST, mass.sum(0) * moved.mean(0))
+    yield "square root of it", bench.chosen(NEAREST, weighted.sqrt().sum(0))
+    yield "each layer's sum 1", bench.chosen(NEAREST, (weighted / weighted.sum(1, keepdim=True)).sum(0))
+    yield "middle third of the layers", bench.chosen(NEAREST, weighted[third : 2 * third].sum(0))
+    yield "all but the first quarter", bench.chosen(NEAREST, weighted[bench.layers // 4 :].sum(0))
+    smooth = torch.nn.functional.avg_pool1d(weighted.sum(0)[None], 3, 1, 1)[0]
+    yield "smoothed over 3 tokens", bench.chosen(NEAREST, smooth)
+    half = bench.layers // 2
+    rows = max(0, int(bench.cap * bench.cached - bench.probe_rows * half / bench.layers))
+    chosen = bench.best(weighted[:half].sum(0), rows)
+    yield "first half of the layers, the rest saved", bench.loss(bench.canvas(NEAREST), chosen, bench.probe_rows * half)
+
+
+def heads(bench: Bench) -> Iterator[tuple[str, Loss]]:
+    """How many of each chunk's first tokens go before all others."""
+    weighted = (bench.mass(NEAREST) * bench.moved(NEAREST)).sum(0)
+    for count in (0, 2, 4, 8, 12, 16):
+        yield f"{count} heads{' (kept)' if count == HEADS else ''}", bench.chosen(NEAREST, weighted, count)
+
+
+def stored(bench: Bench) -> Iterator[tuple[str, Loss]]:
+    """What chunks are encoded behind: reused as they are, and with the best tokens computed again."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    for way in ("nearest", "farthest of 6", NEAREST, "3 nearest, nearest first", "6 nearest"):
+        yield f"behind {way}: reuse", bench.loss(bench.canvas(way), nothing, 0)
+        yield f"behind {way}: chosen", bench.chosen(way, (bench.mass(way) * bench.moved(way)).sum(0))
+    yield "plain: attention", bench.chosen(PLAIN, bench.mass(PLAIN).sum(0))
+    mean = (NEAREST, "next 3")
+    yield "mean of two triples: reuse", bench.loss(bench.canvas(*mean), nothing, 0)
+    chosen = bench.best((bench.probe(bench.canvas(*mean)) * bench.moved(NEAREST)).sum(0), bench.rows)
+    yield "mean of two triples: chosen", bench.loss(bench.canvas(*mean), chosen, bench.probe_rows * bench.layers)
+
+
+def after(bench: Bench) -> Iterator[tuple[str, Loss]]:
+    """What else is done, over chunks behind their three nearest; and what an oracle would choose."""
+    mass, moved = bench.mass(NEAREST), bench.moved(NEAREST)
+    weighted, probe = (mass * moved).sum(0), bench.probe_rows * bench.layers
+    for share in (0.5, 1.0):
+        yield f"mean shift × {share:g}", bench.chosen(NEAREST, weighted, observer=_Shift(bench, share))
+    twice = max(0, bench.rows - bench.probe_rows)
+    first = bench.best(weighted, twice // 2)
+    canvas, rows = bench.canvas(NEAREST), bench.text.clone()
+    rows[first] = True
+    again = (bench.probe(canvas, rows) * moved).sum(0)
+    again[first] = math.inf
+    yield "two stages, the second charged", bench.loss(canvas, bench.best(again, twice), 2 * probe)
+    for layer, rows_through, rows_early in ((bench.layers // 2, 0.5, 1.0), (2 * bench.layers // 3, 0.5, 0.75)):
+        through, early = int(bench.rows * rows_through), int(bench.rows * rows_early)
+        wide, narrow = bench.best(weighted, through + early), bench.best(weighted, through)
+        stopping = wide[~torch.isin(wide, narrow)]
+        charged = probe - len(stopping) * (bench.layers - layer)
+        lost = bench.loss(bench.canvas(NEAREST), wide, charged, _Early(stopping, layer))
+        yield f"half of the rows stop at layer {layer}", lost
+    fresh, held = bench.full.canvas.v[:, :, : len(bench.ids)], bench.canvas(NEAREST).v[:, :, : len(bench.ids)]
+    true = (fresh - held).pow(2).sum((1, 3)).sqrt()
+    yield "oracle: attention × true move", bench.chosen(NEAREST, (mass * true).sum(0))
+    exact = bench.empty()
+    exact.k.copy_(bench.full.canvas.k)
+    exact.v.copy_(bench.full.canvas.v)
+    yield "oracle: full attention × true move", bench.chosen(NEAREST, (bench.probe(exact) * true).sum(0))
