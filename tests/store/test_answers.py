@@ -329,27 +329,25 @@ def test_closing_while_others_ask(model: Path, prompt: Prompt, tmp_path: Path) -
     with on_disk(model, tmp_path) as engine:
         engine.precompute(tiny.chunks_of(prompt))
         want = engine.prefill(prompt, PLAN).logits
-    answered = 0
-    for number in range(3):
-        engine = on_disk(model, tmp_path)
-        closing = threading.Timer(0.01 + 0.02 * number, engine.close)
+    for least in range(3):
+        engine, answered = on_disk(model, tmp_path), threading.Semaphore(0)
 
-        def ask(_: int, engine: Engine = engine) -> int:
-            done = 0
+        def ask(_: int, engine: Engine = engine, answered: threading.Semaphore = answered) -> None:
             try:
                 while True:
                     assert torch.equal(engine.prefill(prompt, PLAN).logits, want)
-                    done += 1
+                    answered.release()
             except Closed:
-                return done
+                return
             except StoreError as error:
                 raise AssertionError("a fault, and it was only closed") from error
 
-        closing.start()
         with ThreadPoolExecutor(4) as pool:
-            answered += sum(pool.map(ask, range(4)))
-        closing.join()
-    assert answered > 0
+            asking = pool.map(ask, range(4))
+            for _ in range(least):
+                assert answered.acquire(timeout=60)
+            engine.close()
+            list(asking)
 
 
 def test_64_threads_compute_a_chunk_once_where_the_host_does_not_take_it(tmp_path: Path) -> None:
