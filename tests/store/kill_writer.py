@@ -1,7 +1,8 @@
 """Run as a script: for each line of its input, a child writes, flushes and removes objects until it is killed.
 
 Usage: ``python -m tests.store.kill_writer DIRECTORY``. A line holds the first seed, the budget in objects and how to
-write. Prints the child's process id, then what the child has done, the moment it is done, then ``ended``.
+write. The child says that it is ready, with its process id, and what it has done, the moment it is done; behind it
+comes ``ended``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def work(directory: str, first: int, budget: int, how: str) -> None:
     store = TieredStore([HostTier(4 * NBYTES), disk], policy=policy)
     mine: list[int] = []
     fresh: list[int] = []
-    tell("ready")
+    tell("ready", os.getpid())
     for seed in range(first, first + SEEDS_A_ROUND):
         header, payload = objects(seed)
         if how == "put_async":
@@ -78,7 +79,6 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             live(directory, int(first), int(budget), how)
-        tell("child", child)
         os.waitpid(child, 0)
         tell("ended")
 

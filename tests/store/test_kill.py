@@ -39,16 +39,13 @@ class Victims:
         self._process.stdin.write(f"{first} {budget} {how}\n")
         self._process.stdin.flush()
         said: list[tuple[str, int]] = []
-        child = 0
         for line in self._process.stdout:
             word, _, rest = line.partition(" ")
             if word == "ended":
                 return said
             assert word != "failed", rest
-            if word == "child":
-                child = int(rest)
-            elif word == "ready":
-                threading.Timer(seconds, os.kill, (child, signal.SIGKILL)).start()
+            if word == "ready":
+                threading.Timer(seconds, os.kill, (int(rest), signal.SIGKILL)).start()
             else:
                 said.append((word, int(rest)))
         raise AssertionError("the writer's parent is gone")
