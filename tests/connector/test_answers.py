@@ -28,7 +28,7 @@ def told(**changes: Any) -> dict[str, Any]:
     ]
     said = dict(method="query", reason="as asked", computed=2, filled=18, cached=10, selected=4, recomputed=12)
     said |= dict(charged_ratio=0.3, load_ms=5.0, select_ms=6.0, recompute_ms=7.0, waited_ms=2.0, paused_ms=1.0)
-    said |= dict(ratio=0.25, predicted_kl=None)
+    said |= dict(ratio=0.25)  # what is None is not told, as a named method's predicted KL
     return {**said, "chunks": [asdict(c) for c in chunks], "recomputed_positions": [3, 5, 12, 13], **changes}
 
 

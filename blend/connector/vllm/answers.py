@@ -117,7 +117,7 @@ def _blended(asked: Asked, told: Mapping[str, Any], queue_ms: float, ttft_ms: fl
             first_token=ttft_ms,
         ),
         full_estimate_ms=0.0,
-        predicted_kl=told["predicted_kl"],
+        predicted_kl=told.get("predicted_kl"),
         warnings=_warnings(asked, method, computed),
         recomputed_positions=positions,
     )
