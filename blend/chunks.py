@@ -121,10 +121,13 @@ class ChunkCache:
     def prepare(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk]) -> tuple[Canvas, torch.Tensor] | None:
         """Return a canvas for a chunk's KV behind related chunks, and the token ids ``[N]`` to be computed on it.
 
-        ``None`` where that variant is stored or on its way there. For an engine without shards that has others' work
-        between the slices of this one; :meth:`encode` is given the canvas then. Errors are those of :meth:`encode`.
+        Others' work may go between slices of that; :meth:`encode` is given the canvas then. ``None`` where that variant
+        is stored or on its way there, and where the decoder is one of several shards: :meth:`encode` has them compute
+        together. Errors are those of :meth:`encode`.
         """
         key = self._variant(chunk, tenant, behind)
+        if self.decoder.shards.size > 1:
+            return None
         if self._writes.under_way(key) is not None or self.store.contains(key):
             return None
         return self._encoder.prepare(chunk, behind)

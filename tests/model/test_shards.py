@@ -118,7 +118,7 @@ def test_a_chunk_that_is_lost_here_is_told_to_all(
     others.lacks = told_of
     got = engine.prefill(prompt, Plan("query", ratio=0.3))
     # Of each chunk whether it is there, and whether its sensitivity is; then of each whether its first layer is.
-    assert told[:2] == [[True, True, True, False, False, False], [True, False, True]]
+    assert told[:3] == [[True, True, True, False, False, False], [False, False, False], [True, False, True]]
     assert "cable" in got.report.chunks[1].reason
 
 
