@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -9,16 +10,20 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from blend.errors import TierUnavailable
 from blend.store import DiskTier
-from blend_server.client import Client, connection, main
+from blend.types import Answer, ChunkReport, Report, Timings
+from blend_server.client import Client, connection, main, show
 from blend_server.client.show import milliseconds, ranges, safe, size
+from blend_server.proto.blend.v1 import blend_pb2 as pb
 from blend_server.server import BlendServer
 
 
@@ -184,6 +189,47 @@ def test_stats(run: Run, docs: Path) -> None:
     assert found["engine"]["tiers"][1]["name"] == "disk"
 
 
+def printed(stats: pb.Stats) -> str:
+    out = io.StringIO()
+    show.stats(Console(file=out, soft_wrap=True), stats)
+    return out.getvalue()
+
+
+def test_stats_leave_out_what_is_not_told() -> None:
+    stats = pb.Stats()
+    stats.engine.tiers.add(name="host", used_bytes=3 << 20)
+    assert printed(stats).splitlines()[-2].split(maxsplit=2) == ["tier", "host", "3.0 MiB"]
+    assert "quality" not in printed(stats)
+    stats.corpus.conditioned, stats.corpus.to_condition = 24, 35
+    assert "24 chunks encoded behind neighbours; 35 to be encoded so (again)" in printed(stats)
+
+
+@pytest.mark.parametrize("tripped", [False, True])
+def test_stats_tell_administrators_how_close_auto_is_to_full_prefill(tripped: bool) -> None:
+    auto = {"compared": 12, "mean_kl": 0.0123, "upper_kl": None}
+    why = {"tripped": tripped, "since": "2026-01-01T00:00:00Z" if tripped else None, "reason": "too high"}
+    stats = pb.Stats()
+    stats.engine.details.update({"shadow": {"methods": {"auto": auto}, **why}})
+    said = "stopped since 2026-01-01T00:00:00Z: too high" if tripped else "not stopped"
+    assert f"auto: 12 compared with full prefill, mean KL 0.0123; {said}\n" in printed(stats)
+
+
+def test_a_report_tells_which_variants_served() -> None:
+    chunks = tuple(
+        ChunkReport(f"{number}", 8 * number, 8, outcome, tier, variant, 0, "")
+        for number, (outcome, tier, variant) in enumerate(
+            [("hit", "host", "conditioned"), ("hit", "host", "plain"), ("miss", None, None)]
+        )
+    )
+    report = Report("reuse", "", 30, 16, 14, 0, 0.0, 0.0, 0.0, chunks, Timings(), 0.0)
+    out = io.StringIO()
+    console = Console(file=out, soft_wrap=True)
+    show.report(console, report)
+    show.details(console, report, 1.0)
+    assert out.getvalue().count("chunks: 2 host (1 conditioned), 1 miss") == 2
+    assert "\nvariants     conditioned, plain, miss\n" in out.getvalue()
+
+
 def test_quality_is_reset(run: Run) -> None:
     status, out, _ = run("reset-quality")
     assert (status, out.strip()) == (0, "auto was not stopped")
@@ -236,7 +282,7 @@ def test_without_a_server_the_message_says_what_to_do(capsys: pytest.CaptureFixt
     assert main(["--address", "127.0.0.1:1", "stats"]) == 4
     err = capsys.readouterr().err
     assert "cannot reach a server at 127.0.0.1:1" in err
-    assert "start blend-server" in err
+    assert "start blend-server, or give its --address, or --tls / --ca if it serves TLS" in err
 
 
 def test_only_so_many_retries_are_made(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,6 +307,49 @@ def test_an_answer_has_the_timeout_as_its_deadline(run: Run, docs: Path, monkeyp
     assert run("ask", "When?", "--max-new-tokens", "1", "--timeout", "30")[0] == 0
     assert run("ask", "When?", "--max-new-tokens", "1")[0] == 0
     assert asked == [30.0, None]
+
+
+def test_an_answer_that_is_late_is_said_to_be(run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("ingest", "docs")
+    status, _, err = run("ask", "When?", "--timeout", "0.001")
+    assert (status, err) == (4, "blend-client: no answer had begun within 0.001 s [DEADLINE_EXCEEDED]\n")
+
+    answer = Client.answer
+
+    def cut_off(*arguments: Any, **options: Any) -> Any:
+        for event in answer(*arguments, **options):
+            yield replace(event, finish_reason="deadline") if isinstance(event, Answer) else event
+
+    monkeypatch.setattr(Client, "answer", cut_off)
+    _, out, _ = run("ask", "When?", "--timeout", "60", "--max-new-tokens", "1")
+    assert " […] (cut off at the deadline)\n" in out
+
+
+def test_an_interrupted_ingestion_says_what_was_stored(run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingest = Client.ingest
+
+    def interrupted(*arguments: Any) -> Any:
+        for progress in ingest(*arguments):
+            yield progress
+            if progress.WhichOneof("stage") == "stored":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "ingest", interrupted)
+    status, _, err = run("ingest", "docs")
+    assert (status, err) == (130, "blend-client: interrupted; 1 of 2 documents stored\n")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:0", ":50061"])
+def test_an_address_is_a_host_and_a_port(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", "--address", address]) == 2
+    assert f"address: got '{address}'; allowed: host:port with a port from 1" in capsys.readouterr().err
+
+
+def test_an_authority_is_a_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content in ("", "no certificate\n"):
+        (tmp_path / "ca.pem").write_text(content)
+        assert main(["stats", "--ca", str(tmp_path / "ca.pem")]) == 2
+        assert "allowed: a file with certificates in PEM" in capsys.readouterr().err
 
 
 def test_options_go_before_or_after_the_command(run: Run) -> None:

@@ -27,6 +27,15 @@ def test_a_directory_gives_its_text_files_in_order_and_named_files_are_kept(tmp_
     assert found[3:] == [named, "missing.md"]
 
 
+def test_hidden_files_are_left_out_unless_they_are_named(tmp_path: Path) -> None:
+    for name in ("a.md", ".b.md", ".git/c.md", "sub/.venv/d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("text")
+    hidden = [str(tmp_path / ".b.md"), str(tmp_path / ".git")]
+    assert files.find([str(tmp_path)]) == [str(tmp_path / "a.md")]
+    assert files.find(hidden) == [str(tmp_path / ".b.md"), str(tmp_path / ".git" / "c.md")]
+
+
 def test_a_document_has_the_path_as_given_and_its_first_heading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,8 +77,11 @@ def test_files_that_cannot_be_documents(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no such file"):
         files.read(str(tmp_path / "missing"), LIMIT)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InvalidDocument, match="regular file"):
+    with pytest.raises(InvalidDocument, match="'named pipe'; allowed: a regular file"):
         files.read(str(tmp_path / "pipe"), LIMIT)
+    (tmp_path / "link").symlink_to("gone.txt")
+    with pytest.raises(NotFound, match="no such linked file: 'gone.txt'"):
+        files.read(str(tmp_path / "link"), LIMIT)
     (tmp_path / "large").write_bytes(b"x" * (LIMIT + 1))
     with pytest.raises(InvalidDocument, match="1048577 bytes"):
         files.read(str(tmp_path / "large"), LIMIT)

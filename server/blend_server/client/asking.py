@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from blend.types import METHODS, Answer, Plan, Token
 from blend_server import convert
 from blend_server.client import show
 from blend_server.client.api import Client
+from blend_server.client.failures import ServiceError
+from blend_server.client.messages import AnswerEvent
 from blend_server.plain import plain
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
@@ -60,7 +63,7 @@ def ask(client: Client, arguments: argparse.Namespace, out: Console, err: Consol
         passage_order_seed=arguments.order_seed,
     )
     found, prompt, said = pb.Passages(), pb.PromptTokens(), ""
-    for event in events:
+    for event in _in_time(events, arguments.timeout):
         if isinstance(event, pb.Passages):
             found = event
             if not arguments.json:
@@ -81,6 +84,20 @@ def ask(client: Client, arguments: argparse.Namespace, out: Console, err: Consol
     return 0
 
 
+def _in_time(events: Iterable[AnswerEvent], timeout: float | None) -> Iterator[AnswerEvent]:
+    """The events; where the time is up before the answer has ended, the error says how far it had come."""
+    begun = False
+    try:
+        for event in events:
+            begun = begun or isinstance(event, Token)
+            yield event
+    except ServiceError as error:
+        if error.code != "DEADLINE_EXCEEDED" or timeout is None:
+            raise
+        what = "the answer was not complete" if begun else "no answer had begun"
+        raise ServiceError(error.code, f"{what} within {timeout:g} s", request_id=error.request_id) from error
+
+
 def _print(answer: Answer, found: pb.Passages, said: str, arguments: argparse.Namespace, out: Console) -> None:
     """Print what is left to say once the answer is complete; ``said`` was printed before."""
     if not arguments.positions:  # then they came for the page alone
@@ -90,6 +107,8 @@ def _print(answer: Answer, found: pb.Passages, said: str, arguments: argparse.Na
         return
     rest = answer.text.removeprefix(said)
     ending = "" if answer.finish_reason == "stop" else " […]"
+    if answer.finish_reason == "deadline":
+        ending += f" ({show.ENDINGS['deadline']})"
     out.print(Text.assemble((show.safe(rest), "bold"), (ending, "dim")))
     out.print()
     if arguments.details:

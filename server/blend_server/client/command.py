@@ -85,7 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refused(error: ServiceError, address: str, err: Console) -> int:
     if error.code == "UNAVAILABLE" and not error.request_id:
-        _complain(err, f"cannot reach a server at {address} ({error}); start blend-server, or give its --address")
+        _complain(
+            err,
+            f"cannot reach a server at {address} ({error}); start blend-server, or give its --address,"
+            " or --tls / --ca if it serves TLS",
+        )
     else:
         _complain(err, f"{error} [{error.code}]")
     return _EXITS.get(error.code, EXIT_FAILED)
@@ -106,8 +110,12 @@ def _ingest(client: Client, arguments: argparse.Namespace, out: Console, err: Co
     limit = client.stats().limits.max_document_bytes
     started = perf_counter()
     with _Ingestion(len(paths), out, err, as_json=arguments.json) as shown:
-        for progress in client.ingest(_readable(paths, limit, shown.unreadable)):
-            shown.progress(progress)
+        try:
+            for progress in client.ingest(_readable(paths, limit, shown.unreadable)):
+                shown.progress(progress)
+        except KeyboardInterrupt:
+            _complain(err, f"interrupted; {shown.outcomes['stored']} of {show.counted(len(paths), 'document')} stored")
+            return EXIT_INTERRUPTED
     if not arguments.json:
         if shown.chunks:
             out.print(show.reuse(shown.chunks["reused"], shown.chunks["computed"]))
@@ -291,8 +299,8 @@ def _parser() -> argparse.ArgumentParser:
         "paths",
         nargs="+",
         metavar="FILE",
-        help=f"a file, or a directory whose {', '.join(files.SUFFIXES)} files are sent; the path as given is the"
-        " document's id, the first heading or the file's name its title",
+        help=f"a file, or a directory whose {', '.join(files.SUFFIXES)} files are sent, hidden files and directories"
+        " in it left out; the path as given is the document's id, the first heading or the file's name its title",
     )
     asking.add_flags(
         command("ask", asking.ask, "ask a question", 'blend-client ask "Who runs the ferry?" --compare-full')

@@ -36,8 +36,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help=f"most for a call, all tries together (default: {TIMEOUT:.0f}; ask: none, else the answer ends there);"
-        " not for ingest",
+        help=f"how long a call may take with all its tries (default: {TIMEOUT:.0f}; for ask no limit: with one, an"
+        " answer that has begun by then is cut off, and another fails); sending documents has no limit",
     )
     parser.add_argument(
         "--retries",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext, SSLError
 from typing import Any
 
 import grpc
 
 from blend.config import is_loopback
+from blend.config.checks import is_address
 from blend.errors import InvalidInput
 from blend_server.client import tracing
 
@@ -52,8 +54,8 @@ class Endpoint:
     """
 
     def __init__(self, address: str, max_message_bytes: int, token: str | None, tls: Tls | None) -> None:
-        if not address or not address.isprintable() or not address.isascii():
-            raise InvalidInput("address", address, "host:port")
+        if not is_address(address) or not address.isprintable() or not address.isascii():
+            raise InvalidInput("address", address, "host:port with a port from 1 to 65535")
         if token is not None:
             if not (0 < len(token) <= _MAX_TOKEN and token.isascii() and token.isprintable()):
                 raise InvalidInput("token", "…", f"1 to {_MAX_TOKEN} printable ASCII characters")
@@ -110,11 +112,21 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
     """Credentials for a channel.
 
     Raises:
-        InvalidInput: a file of ``tls`` cannot be read.
+        InvalidInput: a file of ``tls`` cannot be read, or ``tls.ca`` holds no certificate.
     """
     files = {name: getattr(tls, name) for name in ("ca", "certificate", "key")}
     pem = {name: _read(f"tls.{name}", path) for name, path in files.items() if path is not None}
+    if tls.ca is not None:
+        _check_certificates("tls.ca", tls.ca, pem["ca"])
     return grpc.ssl_channel_credentials(pem.get("ca"), pem.get("key"), pem.get("certificate"))
+
+
+def _check_certificates(name: str, path: str | Path, pem: bytes) -> None:
+    try:
+        # What stands between certificates may be in any encoding.
+        SSLContext(PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii", "ignore"))
+    except (SSLError, ValueError) as error:  # ValueError: nothing at all
+        raise InvalidInput(name, str(path), "a file with certificates in PEM") from error
 
 
 def _read(name: str, path: str | Path) -> bytes:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from blend.page import Map, render, token_map
 from blend.page.text import clean, cleaned, number
-from blend.types import Answer, ChunkReport, Finish, Report, Timings
-from blend_server.client.show import counted, milliseconds, size
+from blend.types import Answer, ChunkReport, Report, Timings
+from blend_server.client.show import ENDINGS, counted, milliseconds, size
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
 MEANINGS: Mapping[str, str] = {
@@ -21,12 +21,6 @@ MEANINGS: Mapping[str, str] = {
 """The states of tokens, and what they mean."""
 
 _WITHOUT = {"miss": "missed", "failed": "missed", "unused": "unused"}
-_ENDINGS: Mapping[Finish, str] = {
-    "stop": "",
-    "length": "cut off at the most tokens asked for",
-    "cancelled": "cancelled",
-    "deadline": "cut off at the deadline",
-}
 _STEPS = ("queue", "lookup", "fetch", "rotate", "select", "recompute")
 _KINDS = {"lookup": "load", "fetch": "load", "rotate": "load", "select": "compute", "recompute": "compute"}
 
@@ -87,7 +81,7 @@ def page(found: Explained) -> str:
         title=" ".join(clean(found.question).split()),
         style="explain.css",
         answer=clean(found.answer.text.strip()),
-        ending=_ENDINGS[found.answer.finish_reason],
+        ending=ENDINGS[found.answer.finish_reason],
         facts=list(_facts(report)),
         mode=report.mode,
         reason=report.reason,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +24,8 @@ _MAX_FIRST_LINE = 80
 def find(paths: Iterable[str]) -> list[str]:
     """The files that ``paths`` name, each once, in order; of a directory all text and Markdown files below it.
 
+    Hidden files and directories (``.git``, say) are left out where they are not named themselves.
+
     A path that does not exist is kept, so that it fails as a document of its own.
     """
     found: dict[str, None] = {}
@@ -31,8 +34,9 @@ def find(paths: Iterable[str]) -> list[str]:
             found[path] = None
             continue
         for directory, folders, names in os.walk(path):
-            folders.sort()
-            found.update((os.path.join(directory, n), None) for n in sorted(names) if n.lower().endswith(SUFFIXES))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            texts = (name for name in sorted(names) if name.lower().endswith(SUFFIXES) and not name.startswith("."))
+            found.update((os.path.join(directory, name), None) for name in texts)
     return list(found)
 
 
@@ -42,20 +46,29 @@ def read(path: str, limit: int) -> Document:
     The bytes are not decoded: whether they are text is for the server to say.
 
     Raises:
-        NotFound: there is no such file.
+        NotFound: there is no such file, or a link to it only.
         InvalidDocument: it is no regular file, cannot be read, or is larger than ``limit`` bytes.
     """
     try:
         if not os.path.isfile(path):
-            if os.path.lexists(path):
-                raise InvalidDocument("file", path, "a regular file")
+            if os.path.exists(path):
+                raise InvalidDocument("file", _kind(path), "a regular file")
+            if os.path.islink(path):
+                raise NotFound("linked file", os.readlink(path))
             raise NotFound("file", path)
         if (size := os.path.getsize(path)) > limit:
             raise InvalidDocument("file", f"{size} bytes", f"at most {limit} bytes (split the document)")
         content = Path(path).read_bytes()
     except OSError as error:
-        raise InvalidDocument("file", path, f"a file that can be read ({error.strerror})") from error
+        raise InvalidDocument("file", error.strerror, "a file that can be read") from error
     return Document(path, content, title(content) or os.path.basename(path))
+
+
+def _kind(path: str) -> str:
+    """What kind of thing that is no regular file ``path`` names."""
+    mode = os.stat(path).st_mode
+    kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
 
 
 def title(content: bytes) -> str:

@@ -10,9 +10,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from blend.types import Report
+from blend.types import ChunkReport, Finish, Report
+from blend_server.plain import plain
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
+ENDINGS: Mapping[Finish, str] = {
+    "stop": "",
+    "length": "cut off at the most tokens asked for",
+    "cancelled": "cancelled",
+    "deadline": "cut off at the deadline",
+}
+"""How an answer ended, where that is worth a word."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -83,6 +91,7 @@ def details(console: Console, made: Report, retrieve_ms: float) -> None:
         ("tokens", f"{made.tokens} in the prompt: {made.cached} cached, {made.mandatory} mandatory"),
         ("recomputed", _recomputed(made)),
         ("served", _chunks(made)),
+        ("variants", ", ".join(c.variant or c.outcome for c in made.chunks) or "none"),
         ("first token", _first_token(made)),
         ("spent on", _spent(made, retrieve_ms)),
     ]
@@ -117,8 +126,17 @@ def _chunks(made: Report) -> str:
 
 def _where(made: Report) -> str:
     """How many chunks each tier served, and what became of the others."""
-    where = Counter(c.tier or c.outcome if c.outcome == "hit" else c.outcome for c in made.chunks)
-    return "chunks: " + (", ".join(f"{count} {name}" for name, count in where.items()) or "none")
+    where = Counter(_place(c) for c in made.chunks)
+    conditioned = Counter(_place(c) for c in made.chunks if c.variant == "conditioned")
+    parts = (
+        f"{count} {name}" + (f" ({conditioned[name]} conditioned)" if conditioned[name] else "")
+        for name, count in where.items()
+    )
+    return "chunks: " + (", ".join(parts) or "none")
+
+
+def _place(chunk: ChunkReport) -> str:
+    return chunk.tier or chunk.outcome  # only a hit has a tier
 
 
 def _first_token(made: Report) -> str:
@@ -155,7 +173,7 @@ def stats(console: Console, found: pb.Stats) -> None:
     if corpus.outdated:
         documents.append(f"{counted(corpus.outdated, 'document')} outdated: left out of answers until processed again")
     if corpus.conditioned or corpus.to_condition:
-        waiting = f" ({corpus.to_condition} wait)" if corpus.to_condition else ""
+        waiting = f"; {corpus.to_condition} to be encoded so (again)" if corpus.to_condition else ""
         documents.append(f"{counted(corpus.conditioned, 'chunk')} encoded behind neighbours{waiting}")
     tiers = [(f"tier {tier.name}", _tier(tier)) for tier in engine.tiers]
     sizes = f"document {size(limits.max_document_bytes)}, message {size(limits.max_message_bytes)}"
@@ -165,10 +183,27 @@ def stats(console: Console, found: pb.Stats) -> None:
         *_environment(found.environment),
         ("corpus", ", ".join(documents)),
         ("requests", f"{engine.requests} answered; {queue.requests} now, {queue.max_queue} may wait"),
+        *_quality(plain(engine)["details"]),
         *tiers,
         ("limits", f"{sizes}, context {limits.context_tokens} tokens"),
     ]
     _rows(console, rows)
+
+
+def _quality(details: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """What requests of ``auto`` lost that were run at full prefill, too; only administrators are told."""
+    shadow = (details or {}).get("shadow")
+    if not shadow:
+        return []
+    auto = shadow["methods"].get("auto", {"compared": 0, "mean_kl": None, "upper_kl": None})
+    if not auto["compared"] and not shadow["tripped"]:
+        return []
+    said = f"auto: {auto['compared']:.0f} compared with full prefill"
+    for name, kl in (("mean KL", auto["mean_kl"]), ("upper bound", auto["upper_kl"])):
+        if kl is not None:
+            said += f", {name} {kl:.4f}"
+    stopped = f"stopped since {shadow['since']}: {shadow['reason']}" if shadow["tripped"] else "not stopped"
+    return [("quality", f"{said}; {stopped}")]
 
 
 def _environment(found: pb.Environment) -> list[tuple[str, str]]:
@@ -191,4 +226,7 @@ def _environment(found: pb.Environment) -> list[tuple[str, str]]:
 def _tier(tier: pb.TierStats) -> str:
     if tier.down:
         return f"down: {tier.down}"
-    return f"{counted(tier.objects, 'object')}, {size(tier.used_bytes)} of {size(tier.capacity_bytes)}"
+    # A tenant is not told of how many objects its bytes are, and may have no quota.
+    objects = f"{counted(tier.objects, 'object')}, " if tier.objects or not tier.used_bytes else ""
+    budget = f" of {size(tier.capacity_bytes)}" if tier.capacity_bytes else ""
+    return f"{objects}{size(tier.used_bytes)}{budget}"
