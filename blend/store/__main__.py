@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -78,12 +79,15 @@ def _count(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="blend-store", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="blend-store",
+        description="Tells what a store holds, whether it is whole, and how fast it is.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[Target, argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=text, description=text)
+        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         made.add_argument("target", metavar="TARGET", help="a data directory, or mooncake://host:port")
         made.add_argument("--health", metavar="HOST:PORT", help="the master's admin pages (default: its port 9003)")
         made.add_argument("--prefix", default="blend", help="of names in Mooncake (default: %(default)s)")
@@ -123,10 +127,19 @@ def _ls(target: Target, arguments: argparse.Namespace) -> int:
         print_json({"target": target.name, "objects": rows})
         return 0
     columns = ["key"] if arguments.keys_only else ["key", "bytes", "tokens", "layers", "dtype", "problem"]
-    print_table(
-        f"{len(rows)} objects in {target.name}", columns, [[row.get(name, "") for name in columns] for row in rows]
-    )
+    title = f"{_counted(rows, 'object')} in {target.name}"
+    _print_whole(title, columns, [[str(row.get(name, "")) for name in columns] for row in rows])
     return 0
+
+
+def _print_whole(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table, or plain lines where it would cut a key: one has to come out in a piece to be copied."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    if sum(widths) + 3 * len(widths) + 1 <= shutil.get_terminal_size().columns:
+        print_table(title, columns, rows)
+        return
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (columns, *rows))
+    sys.stdout.write("\n".join([title, *lines]) + "\n")
 
 
 def _listed(target: Target, tier: Tier, arguments: argparse.Namespace) -> list[ObjectKey]:
@@ -135,6 +148,10 @@ def _listed(target: Target, tier: Tier, arguments: argparse.Namespace) -> list[O
         return keys
     tag = target.tag(arguments.namespace)
     return [key for key in keys if key.within(tag)]
+
+
+def _counted(rows: Sequence[object], unit: str) -> str:
+    return f"{len(rows)} {unit}" if len(rows) == 1 else f"{len(rows)} {unit}s"
 
 
 def _row(tier: Tier, key: ObjectKey) -> dict[str, Any] | None:
@@ -189,7 +206,7 @@ def _namespaces(target: Target, arguments: argparse.Namespace) -> int:
         print_json({"target": target.name, "namespaces": rows})
         return 0
     table = [[row["namespace"], f"{row['objects']:,}", f"{row['bytes']:,}"] for row in rows]
-    print_table(f"{len(rows)} namespaces in {target.name}", ["namespace", "objects", "bytes"], table)
+    print_table(f"{_counted(rows, 'namespace')} in {target.name}", ["namespace", "objects", "bytes"], table)
     return 0
 
 

@@ -50,7 +50,7 @@ class Target:
         for place in (path, path / "store"):
             if (place / "layout").is_file():
                 return cls(name, path=place)
-        raise NotFound("store", f"{name} (a directory with a file named layout)")
+        raise NotFound("store (a directory with a file named layout)", name)
 
     @contextmanager
     def tier(self, budget: int = _NO_BUDGET) -> Iterator[Tier]:

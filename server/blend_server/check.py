@@ -22,7 +22,11 @@ _SECONDS = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask once, for at most 5 seconds; returns 0 where it serves, else 1 and a line on standard error."""
-    parser = argparse.ArgumentParser("blend_server.check", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m blend_server.check",
+        description="Asks once whether a server or a router serves, for a container's health check.",
+        epilog="Exit status: 0 it serves, 1 it does not, or cannot be reached, 2 wrong arguments.",
+    )
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="whose signature its certificate must have, in PEM")
     arguments = parser.parse_args(argv)

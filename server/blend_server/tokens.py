@@ -112,13 +112,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--id", required=True, help=f"the token's name in files and logs: {NAMES}")
     parser.add_argument("--tenant", default="default", help="whose documents it gives access to (default: default)")
-    parser.add_argument("--role", choices=ROLES, default="reader", help="(default: reader)")
+    parser.add_argument(
+        "--role",
+        choices=ROLES,
+        default="reader",
+        help="what it allows: reader asks, writer ingests and deletes, too, admin does all of that and sees the whole"
+        " server's figures (default: reader)",
+    )
     parser.add_argument("--days", type=int, metavar="N", help="how long it is valid (default: without end)")
     parser.add_argument("--out", required=True, metavar="FILE", help="a new file for the token, mode 0600")
     arguments = parser.parse_args(argv)
     try:
         entry = _entry(arguments.id, arguments.tenant, arguments.role, arguments.days, Path(arguments.out))
-    except (BlendError, OSError) as error:
+    except BlendError as error:
         sys.stderr.write(f"{parser.prog}: {error}\n")
         return 2
     sys.stdout.write(entry)
@@ -131,8 +137,13 @@ def _entry(token_id: str, tenant: str, role: str, days: int | None, out: Path) -
     if days is not None and not 1 <= days <= _MAX_DAYS:
         raise InvalidConfig("--days", days, f"1 to {_MAX_DAYS}")
     token, hashed = make(token_id)
-    with open(out, "x", encoding="ascii", opener=lambda path, how: os.open(path, how, 0o600)) as file:
-        file.write(f"{token}\n")
+    try:
+        with open(out, "x", encoding="ascii", opener=lambda path, how: os.open(path, how, 0o600)) as file:
+            file.write(f"{token}\n")
+    except FileExistsError:
+        raise InvalidConfig("--out", str(out), "a file that is not there yet") from None
+    except OSError as error:
+        raise InvalidConfig("--out", f"{out}, {error.strerror}", "a new file that can be written") from error
     entry = {"id": token_id, "hash": str(hashed), "tenant": tenant, "role": role}
     lines = [f"{name}: {json.dumps(value)}" for name, value in entry.items()]  # JSON's strings are YAML's, too
     if days is not None:

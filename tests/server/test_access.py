@@ -113,7 +113,7 @@ def test_the_command_overwrites_no_file(tmp_path: Path, capsys: pytest.CaptureFi
     out.write_text("precious")
     assert tokens.main(["--id", "ops", "--out", str(out)]) == 2
     assert out.read_text() == "precious"
-    assert "exists" in capsys.readouterr().err
+    assert "allowed: a file that is not there yet" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------- file

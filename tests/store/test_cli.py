@@ -138,6 +138,16 @@ def test_people_get_tables(directory: Path, capsys: pytest.CaptureFixture[str]) 
     assert printed.err == ""
 
 
+def test_a_key_is_printed_in_one_piece(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {str(make(number)[0].key) for number in range(4)}
+    for columns in ("80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["ls", str(directory)]) == 0
+        assert keys <= set(capsys.readouterr().out.split())
+
+
 def test_verify_finds_and_gc_frees_what_is_corrupt(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     header, _ = make(2)
     path = path_of(directory, header)

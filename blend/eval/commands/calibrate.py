@@ -61,7 +61,9 @@ class CalibrateSettings(MeasuringSettings):
         (0.05, 0.1, 0.15, 0.3), "most that is charged, probes included, as shares of cached tokens"
     )
     variants: tuple[StoredVariant, ...] = setting(
-        ("plain",), "how chunks are stored: plain, conditioned (encoded behind their nearest passages), or both"
+        ("plain",),
+        "how chunks are stored, with commas between: plain, conditioned (encoded behind their nearest passages);"
+        " plain,conditioned for both",
     )
     neighbours: int = setting(NEIGHBOURS, "passages that each conditioned one is encoded behind, of the whole data set")
     seconds: float | None = setting(

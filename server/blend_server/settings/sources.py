@@ -129,8 +129,10 @@ def _text(path: str, name: str) -> str:
     allowed = f"a file in UTF-8 of at most {_MAX_NBYTES} bytes"
     try:
         file = Path(os.path.expanduser(path))
+        if not file.exists():
+            raise InvalidConfig(name, f"{path}, no such file", allowed)
         if not file.is_file():
-            raise InvalidConfig(name, path, f"{allowed}, which is there")
+            raise InvalidConfig(name, f"{path}, no regular file", allowed)
         if (size := file.stat().st_size) > _MAX_NBYTES:
             raise InvalidConfig(name, f"{path}, {size} bytes", allowed)
         return file.read_text("utf-8")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blend.errors import BlendError, InvalidInput, NotFound
+from blend_server.client.show import size as size_of
 from blend_server.snapshots.creating import create
 from blend_server.snapshots.manifest import Manifest
 from blend_server.snapshots.restoring import inspect, restore
@@ -84,9 +85,9 @@ def _restore(arguments: argparse.Namespace) -> Manifest:
 def _text(manifest: Manifest) -> str:
     lines = [f"made {manifest.created} by blend {manifest.blend}"]
     for name, size in manifest.tenants.items():
-        lines.append(f"tenant {name}: {size.documents} documents, {size.chunks} chunks, {size.nbytes} bytes of text")
+        lines.append(f"tenant {name}: {size.documents} documents, {size.chunks} chunks, {size_of(size.nbytes)} of text")
     kv = manifest.kv
-    lines.append("no KV" if kv is None else f"KV: {kv.objects} objects, {kv.nbytes} bytes")
+    lines.append("no KV" if kv is None else f"KV: {kv.objects} objects, {size_of(kv.nbytes)}")
     return "\n".join(lines)
 
 

@@ -80,7 +80,7 @@ def _write(directory: Path, store: Path, file: IO[bytes], copy: Path, kv: bool) 
                 wanted |= content_keys(copy)
             copy.unlink()
         if not tenants:
-            raise NotFound("data directory", f"{directory} (a directory with library/catalog.sqlite3)")
+            raise NotFound("data directory (one with library/catalog.sqlite3)", str(directory))
         if (store / "secret").is_file():
             files[SECRET] = _add(tar, SECRET, io.BytesIO(load_secret(store)))
         # After the catalogs: whatever KV comes since is of no document that they have.
