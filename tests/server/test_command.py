@@ -218,7 +218,7 @@ def test_a_report_tells_which_variants_served() -> None:
     chunks = tuple(
         ChunkReport(f"{number}", 8 * number, 8, outcome, tier, variant, 0, "")
         for number, (outcome, tier, variant) in enumerate(
-            [("hit", "host", "conditioned"), ("hit", "host", "plain"), ("miss", None, None)]
+            [("hit", "host", "c0123456789abcdef"), ("hit", "host", "plain"), ("miss", None, None)]
         )
     )
     report = Report("reuse", "", 30, 16, 14, 0, 0.0, 0.0, 0.0, chunks, Timings(), 0.0)

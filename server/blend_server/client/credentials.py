@@ -54,7 +54,8 @@ class Endpoint:
     """
 
     def __init__(self, address: str, max_message_bytes: int, token: str | None, tls: Tls | None) -> None:
-        if not is_address(address) or not address.isprintable() or not address.isascii():
+        named = "/" in address or is_address(address)  # as dns:///name:port and unix:/path are, which gRPC knows
+        if not named or not address.isprintable() or not address.isascii():
             raise InvalidInput("address", address, "host:port with a port from 1 to 65535")
         if token is not None:
             if not (0 < len(token) <= _MAX_TOKEN and token.isascii() and token.isprintable()):

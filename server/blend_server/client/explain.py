@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blend.page import Map, render, token_map
 from blend.page.text import clean, cleaned, number
 from blend.types import Answer, ChunkReport, Report, Timings
-from blend_server.client.show import ENDINGS, counted, milliseconds, size
+from blend_server.client.show import ENDINGS, counted, milliseconds, size, variant
 from blend_server.proto.blend.v1 import blend_pb2 as pb
 
 MEANINGS: Mapping[str, str] = {
@@ -149,7 +149,7 @@ def _rows(found: Explained, report: Report) -> Iterator[Row]:
             number(passage.score),
             chunk.tokens,
             _served(chunk),
-            chunk.variant or "",
+            variant(chunk),
             size(chunk.nbytes) if chunk.nbytes else "",
             chunk.reason,
         )

@@ -91,7 +91,7 @@ def details(console: Console, made: Report, retrieve_ms: float) -> None:
         ("tokens", f"{made.tokens} in the prompt: {made.cached} cached, {made.mandatory} mandatory"),
         ("recomputed", _recomputed(made)),
         ("served", _chunks(made)),
-        ("variants", ", ".join(c.variant or c.outcome for c in made.chunks) or "none"),
+        ("variants", ", ".join(variant(c) or c.outcome for c in made.chunks) or "none"),
         ("first token", _first_token(made)),
         ("spent on", _spent(made, retrieve_ms)),
     ]
@@ -127,12 +127,19 @@ def _chunks(made: Report) -> str:
 def _where(made: Report) -> str:
     """How many chunks each tier served, and what became of the others."""
     where = Counter(_place(c) for c in made.chunks)
-    conditioned = Counter(_place(c) for c in made.chunks if c.variant == "conditioned")
+    conditioned = Counter(_place(c) for c in made.chunks if variant(c) == "conditioned")
     parts = (
         f"{count} {name}" + (f" ({conditioned[name]} conditioned)" if conditioned[name] else "")
         for name, count in where.items()
     )
     return "chunks: " + (", ".join(parts) or "none")
+
+
+def variant(chunk: ChunkReport) -> str:
+    """``plain`` or ``conditioned``; nothing where none was loaded. Reports have the stored object's own name."""
+    if not chunk.variant:
+        return ""
+    return "plain" if chunk.variant == "plain" else "conditioned"
 
 
 def _place(chunk: ChunkReport) -> str:
