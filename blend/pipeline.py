@@ -256,7 +256,7 @@ class Pipeline:
             choosing = Alone(lambda: chooser.select(blend, budget), rows=probe)
             selection, select_ms = yield from times.of("select", choosing, blend.canvas)
         rows = prefill.rows_of(blend, selection)
-        computing = Prefill(blend.canvas, blend.token_ids, rows)
+        computing = Prefill(blend.canvas, blend.token_ids, rows, observer=prefill.observer_of(selection))
         logits, recompute_ms = yield from times.of("recompute", computing, blend.canvas)
         return Outcome(logits, selection, rows, select_ms, recompute_ms)
 

@@ -12,6 +12,7 @@ from blend.eval.plan import Planned
 from blend.eval.prompts import chunks_of
 from blend.eval.values import Heatmap, State
 from blend.recompute.budget import Budget
+from blend.recompute.correct import Correction
 from blend.recompute.prefill import Outcome, Repair, blended
 from blend.recompute.select import Blend, Selector, methods, selector
 from blend.types import Chunk, Plan, Prompt
@@ -90,6 +91,10 @@ class _Scored(Selector):
     def ahead(self, blend: Blend, rows: int) -> torch.Tensor:
         """The other's."""
         return self._inner.ahead(blend, rows)
+
+    def correction(self, blend: Blend, positions: torch.Tensor) -> Correction | None:
+        """The other's."""
+        return self._inner.correction(blend, positions)
 
     def scores(self, blend: Blend) -> torch.Tensor:
         """The other's, kept."""

@@ -235,6 +235,7 @@ class _Pass:
             if rows.observer is not None
         ]
         self.next_layer = 0
+        self._lates: dict[int, tuple[Canvases, Batch]] = {}
 
     def layer(self, index: int | None, q: Tensor, k: Tensor, v: Tensor, attention: LayerAttention) -> Tensor:
         """Attention of one layer for all rows: ``[rows, H, D]`` from ``[heads, rows, D]`` each."""
@@ -258,8 +259,31 @@ class _Pass:
                 window=attention.window,
                 softcap=attention.softcap,
             )
+        for observer, rows, own in self.observed:
+            if late := observer.after_attention(layer, rows):
+                again = slice(own.stop - late, own.stop)
+                out[:, again] = self._once_more(rows, late, q[:, again], attention)
         self.next_layer += 1
         return out.transpose(0, 1).contiguous()
+
+    def _once_more(self, rows: Rows, late: int, query: Tensor, attention: LayerAttention) -> Tensor:
+        """Attention of a request's last rows over what its canvas holds now."""
+        memory, batch = self._late(id(rows), rows, late)
+        return self.decoder.kernels.attend(
+            query,
+            memory,
+            self.next_layer,
+            batch,
+            scale=attention.scale,
+            window=attention.window,
+            softcap=attention.softcap,
+        )
+
+    def _late(self, key: int, rows: Rows, late: int) -> tuple[Canvases, Batch]:
+        if key not in self._lates:
+            memory = Canvases([rows.canvas.k], [rows.canvas.v])
+            self._lates[key] = memory, Batch([rows.at[-late:]], [rows.visible], device=self.decoder.device)
+        return self._lates[key]
 
     def _check(self, layer: int | None, query: Tensor, key: Tensor, value: Tensor) -> None:
         decoder = self.decoder

@@ -45,6 +45,13 @@ class Observer:
         """
         return None
 
+    def after_attention(self, layer: int, rows: Rows) -> int:
+        """Attention is computed. What the layer's canvas holds may be changed for later rows now.
+
+        Returns how many of the last rows are to be among these: their attention is computed once more.
+        """
+        return 0
+
 
 @dataclass
 class Rows:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import torch
 
+from blend.model.rows import Observer
 from blend.recompute import passes
 from blend.recompute.budget import Budget
 from blend.recompute.select.base import Blend, Selection
@@ -59,13 +60,20 @@ def blended(blend: Blend, choose: Choose | None, budget: Budget) -> Outcome:
     selection = nothing(blend) if choose is None else choose(blend, budget)
     select_ms = clock.lap()
     rows = rows_of(blend, selection)
-    logits = passes.unstopped(passes.run(blend.decoder, blend.canvas, blend.token_ids, rows, blend.max_rows))
+    logits = passes.unstopped(
+        passes.run(blend.decoder, blend.canvas, blend.token_ids, rows, blend.max_rows, observer=observer_of(selection))
+    )
     return Outcome(logits, selection, rows, select_ms, clock.lap())
 
 
 def nothing(blend: Blend) -> Selection:
     """Return the selection of no token."""
     return Selection(torch.zeros(0, dtype=torch.int64, device=blend.token_ids.device))
+
+
+def observer_of(selection: Selection) -> Observer | None:
+    """Return what watches the final pass: where keys are moved by what it computes, that."""
+    return None if selection.correction is None else selection.correction.observer()
 
 
 def rows_of(blend: Blend, selection: Selection) -> torch.Tensor:

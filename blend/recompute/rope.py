@@ -54,6 +54,11 @@ class Rotation:
         angle = self.inverse_frequencies.double() * shift
         return Turn(self, angle.cos().float(), angle.sin().float())
 
+    def at(self, shifts: Tensor) -> Turn:
+        """Return the turn that takes each of T tokens by its own one of ``shifts``, ``[T]`` int64."""
+        angle = shifts.double()[:, None] * self.inverse_frequencies.to(shifts.device).double()
+        return Turn(self, angle.cos().float(), angle.sin().float())
+
     def rotate(self, keys: Tensor, shift: int) -> Tensor:
         """``keys`` ``[..., T, D]`` as if computed ``shift`` positions later (earlier, if negative).
 
@@ -80,25 +85,29 @@ class Rotation:
 
 
 class Turn:
-    """One shift of one rotary group, its angles worked out.
+    """Shifts of one rotary group, their angles worked out.
 
     Args:
         rotation: how keys turn.
-        cos, sin: ``[P]`` float32, of the angle of each pair.
-
-    Attributes:
-        table: ``[2, P]`` float32, both of them in host memory.
+        cos, sin: ``[P]`` float32, of the angle of each pair; ``[T, P]`` where each token has a shift of its own.
     """
 
-    __slots__ = ("_cos", "_rotation", "_sin", "table")
-
-    table: npt.NDArray[np.float32]
+    __slots__ = ("_cos", "_rotation", "_sin")
 
     def __init__(self, rotation: Rotation, cos: Tensor, sin: Tensor) -> None:
         self._rotation = rotation
         self._cos = cos
         self._sin = sin
-        self.table = torch.stack((cos, sin)).cpu().numpy()
+
+    @property
+    def table(self) -> npt.NDArray[np.float32]:
+        """``[2, P]`` or ``[2, T, P]`` float32: cosines and sines in host memory."""
+        table: npt.NDArray[np.float32] = torch.stack((self._cos, self._sin)).cpu().numpy()
+        return table
+
+    def only(self, which: Tensor) -> Turn:
+        """Return the turn of some of the tokens, ``which`` ``[R]`` int64, where each has a shift of its own."""
+        return Turn(self._rotation, self._cos[which], self._sin[which])
 
     def into(self, keys: Tensor, out: Tensor) -> None:
         """Write ``keys`` ``[..., T, D]``, turned, to ``out`` of the same shape and dtype; the two must not overlap.

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from blend.model.rows import Rows
+from blend.model.rows import Observer, Rows
 from blend.recompute.canvas import Canvas
 from blend.serving.sampling import Sampler
 
@@ -86,14 +86,24 @@ class Prefill(Step[Tensor]):
         token_ids: ``[N]`` int64, of the whole prompt.
         positions: ``[R]`` int64, ascending, at least one.
         shared: whether others' rows may be in the same passes. If not, its time is its own.
+        observer: sees the rows of every pass.
     """
 
-    def __init__(self, canvas: Canvas, token_ids: Tensor, positions: Tensor, *, shared: bool = True) -> None:
+    def __init__(
+        self,
+        canvas: Canvas,
+        token_ids: Tensor,
+        positions: Tensor,
+        *,
+        shared: bool = True,
+        observer: Observer | None = None,
+    ) -> None:
         super().__init__()
         self.canvas = canvas
         self.shared = shared
         self._token_ids = token_ids
         self._positions = positions
+        self._observer = observer
         self._done = 0
 
     @property
@@ -104,7 +114,7 @@ class Prefill(Step[Tensor]):
     def rows(self, most: int) -> Rows:
         """Return the next rows, so many at most. They are the next ones until :meth:`passed` says otherwise."""
         part = self._positions[self._done : self._done + most]
-        return Rows(self.canvas, part, self._token_ids[part])
+        return Rows(self.canvas, part, self._token_ids[part], observer=self._observer)
 
     def passed(self, rows: int, logits: Tensor) -> bool:
         """Take note that so many of the next rows were computed, and of the last one's logits; returns if all are."""

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from blend import Chunk, Engine, Plan, Prompt, Text
 from blend.model.decoder import Rows
+from blend.recompute import correct
 from blend.types import Answer
 from tests import tiny
 
@@ -89,7 +90,15 @@ def test_below_ratio_one_probes_leave_no_trace(engine: Engine, method: str) -> N
     canvas.k.copy_(engine.prefill(prompt, Plan("reuse")).canvas.k)
     canvas.v.copy_(engine.prefill(prompt, Plan("reuse")).canvas.v)
     rows = torch.tensor(sorted(chosen | (set(range(len(prompt))) - held)))
-    logits = engine.decoder.forward([Rows(canvas, rows, torch.tensor(prompt.token_ids)[rows])])
+    observer = None
+    if method == "query":  # moves the keys of the others by what these rows show
+        loaded = tuple((a, b) for a, b, s in prompt.spans() if s in chunks and s != chunks[1])
+        cached = torch.tensor([p in held for p in range(len(prompt))])
+        start = len(prompt) - len(prompt.segments[-1])
+        found = correct.correction(engine.decoder.rotations, loaded, cached, torch.tensor(sorted(chosen)), start, 8)
+        assert found is not None
+        observer = found.observer()
+    logits = engine.decoder.forward([Rows(canvas, rows, torch.tensor(prompt.token_ids)[rows], observer=observer)])
     assert logits is not None
     assert_close(got.logits, logits[0])
     torch.testing.assert_close(got.canvas.k, canvas.k, rtol=1e-4, atol=1e-4)

@@ -11,6 +11,7 @@ import torch
 from blend.model.decoder import Decoder
 from blend.recompute.budget import Budget
 from blend.recompute.canvas import Canvas
+from blend.recompute.correct import Correction
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +59,14 @@ class Selection:
     """What a selector chose and what choosing cost.
 
     ``positions`` ``[S]`` int64 ascending; ``probe`` counts the token-layers that were computed to choose.
-    Every position below ``exact_until`` holds its final, exact KV already and need not run again.
+    Every position below ``exact_until`` holds its final, exact KV already and need not run again. ``correction`` says
+    how the keys of the others are moved by what is computed, if they are.
     """
 
     positions: torch.Tensor
     probe: int = 0
     exact_until: int = 0
+    correction: Correction | None = None
 
 
 class Selector(ABC):
@@ -94,6 +97,10 @@ class Selector(ABC):
         """
         return torch.zeros(0, dtype=torch.int64, device=blend.token_ids.device)
 
+    def correction(self, blend: Blend, positions: torch.Tensor) -> Correction | None:
+        """Return how the keys of cached tokens are moved where those at ``positions`` ``[S]`` are computed afresh."""
+        return None
+
     def select(self, blend: Blend, budget: Budget) -> Selection:
         """Return the best candidates that the budget allows, those of :meth:`ahead` first.
 
@@ -110,4 +117,5 @@ class Selector(ABC):
             return Selection(where[:0])
         scores = self.scores(blend).index_fill(0, self.ahead(blend, rows), math.inf)
         order = torch.sort(scores[where], descending=True, stable=True).indices[:rows]
-        return Selection(where[order].sort().values, probe, self.exact_until(blend))
+        chosen = where[order].sort().values
+        return Selection(chosen, probe, self.exact_until(blend), self.correction(blend, chosen))

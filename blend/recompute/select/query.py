@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from blend.model.decoder import LayerAttention, Observer, Rows, StopForward
+from blend.recompute.correct import Correction, correction
 from blend.recompute.kernels.dispatch import Kernels
 from blend.recompute.passes import run
 from blend.recompute.select.base import Blend, Selector
 
 
 class _Watch(Observer):
-    """Sums the attention mass of rows from position ``start`` on, over all layers.
+    """Sums the attention mass of rows from position ``start`` on, over all layers but the first quarter of them.
 
     Args:
         weights: ``[L, N]``, what each layer's mass on each key counts; ``None``: all the same.
@@ -41,9 +42,10 @@ class _Watch(Observer):
         """
         if layer == 0:
             self.before = int((rows.positions < self.start).sum())
-        counted, last = len(rows) - self.before, layer == rows.canvas.layers - 1
+        layers = rows.canvas.layers
+        counted, last = (len(rows) - self.before) * (layer >= layers // 4), layer == layers - 1
         both, attended = self.kernels.attend_with_mass, None
-        if both is not None and counted >= self.before and not last:
+        if both is not None and counted >= max(1, self.before) and not last:
             attended, mass = both(
                 query,
                 rows.canvas.k[layer],
@@ -80,9 +82,13 @@ class _Watch(Observer):
 class Query(Selector):
     """The question's attention mass on each cached token, summed over heads and layers (cf. ProphetKV, 2026).
 
+    The first quarter of the layers has no say: what these look at depends little on what is asked.
+
     Where tokens' sensitivity is known, the mass of each layer counts by it: what the question looks at matters as far
     as other passages would have changed it. The first tokens of each chunk go before all others, for they took the
     attention that the beginning of the prompt should have had (cf. EPIC); of a small budget they get half at most.
+
+    What is not chosen is moved by what the chosen tokens show: see :mod:`blend.recompute.correct`.
 
     The probe runs the plain text over the cached keys; tokens of missing chunks are hidden from it. What lies
     left of the first loaded chunk runs along and is final afterwards, so the charge is for the rows behind it,
@@ -115,6 +121,12 @@ class Query(Selector):
         each = min(self.heads, rows // (2 * len(blend.chunks))) if blend.chunks else 0
         spans = [torch.arange(start, min(start + each, end)) for start, end in blend.chunks]
         return torch.cat(spans).to(blend.token_ids.device) if spans else super().ahead(blend, rows)
+
+    def correction(self, blend: Blend, positions: torch.Tensor) -> Correction | None:
+        """By what the chosen tokens behind the chunks' heads show."""
+        return correction(
+            blend.decoder.rotations, blend.chunks, blend.candidates, positions, blend.question[0], self.heads
+        )
 
     def scores(self, blend: Blend) -> torch.Tensor:
         """Return the mass per token, weighted by its sensitivity."""

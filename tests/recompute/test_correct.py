@@ -1,0 +1,145 @@
+"""Keys that are not computed again move by what their chunk's rows show, for the question and the answer alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blend import Chunk, Engine, Plan, Prompt, Text
+from blend.recompute import correct, passes, prefill
+from blend.recompute.budget import Budget
+from blend.recompute.prefill import Outcome, Repair
+from blend.recompute.rope import Rotation
+from blend.recompute.select import Blend, Selection, selector
+from tests import tiny
+
+CHUNKS = [Chunk(tiny.random_ids(length, length)) for length in (40, 24, 33)]
+PROMPT = Prompt([Text(tiny.random_ids(6, 1)), *CHUNKS, Text(tiny.random_ids(9, 3))])
+HEADS = 8
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "smollm3"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    directory = tmp_path_factory.mktemp("correct")
+    model = tiny.save_model(directory / "model", request.param)
+    with tiny.engine(model, directory / "store") as made:
+        made.precompute(CHUNKS)
+        yield made
+
+
+class Keeping(Repair):
+    """``query`` with half of the budget; keeps canvases before and after, and the selection."""
+
+    name, ratio = "keeping", 0.5
+
+    def __init__(self, *, corrected: bool = True, max_rows: int = 4096) -> None:
+        self._corrected = corrected
+        self._max_rows = max_rows
+
+    def __call__(self, blend: Blend, budget: Budget) -> Outcome:
+        query = selector("query")
+        assert query is not None
+        blend.canvas.need(blend.decoder.layers - 1)
+        self.stored = blend.canvas.k.clone(), blend.canvas.v.clone()
+        selection = query.select(blend, Budget(budget.layers, budget.cached, 0.5))
+        assert selection.correction is not None
+        self.blend, self.correction = blend, selection.correction
+        if not self._corrected:
+            selection = replace(selection, correction=None)
+        blend = replace(blend, max_rows=self._max_rows)
+        outcome = prefill.blended(blend, lambda *_: selection, budget)
+        self.chosen, self.logits = selection.positions, outcome.logits
+        self.k, self.v = blend.canvas.k.clone(), blend.canvas.v.clone()
+        return outcome
+
+
+def run(engine: Engine, **options: object) -> Keeping:
+    keeping = Keeping(**options)  # type: ignore[arg-type]
+    engine.prefill(PROMPT, Plan("reuse"), repair=keeping)
+    return keeping
+
+
+def test_keys_move_by_the_mean_of_what_their_chunk_shows(engine: Engine) -> None:
+    """By hand, position by position: back to 0, the mean, and out again."""
+    made = run(engine)
+    fresh = set(made.chosen.tolist())
+    for layer, rotation in enumerate(engine.decoder.rotations):
+        for start, end in made.blend.chunks:
+            inside = range(start + HEADS, end)
+            shown = [p for p in inside if p in fresh]
+            moves = [turned(rotation, made.k[layer][:, p] - made.stored[0][layer][:, p], -p) for p in shown]
+            mean = sum(moves) / (len(shown) + correct.DOUBT) if shown else torch.zeros(())
+            for p in range(start, end):
+                if p in fresh:
+                    continue
+                expected = made.stored[0][layer][:, p]
+                if p in inside and shown:
+                    expected = expected + turned(rotation, mean, p)
+                torch.testing.assert_close(made.k[layer][:, p], expected, atol=2e-5, rtol=1e-4)
+
+
+def turned(rotation: Rotation | None, vector: torch.Tensor, shift: int) -> torch.Tensor:
+    return vector if rotation is None else rotation.rotate(vector[:, None], shift)[:, 0]
+
+
+def test_values_stay_and_so_does_what_is_computed_before_the_question(engine: Engine) -> None:
+    made, without = run(engine), run(engine, corrected=False)
+    start = made.blend.question[0]
+    assert torch.equal(made.chosen, without.chosen)
+    assert torch.equal(made.v[:, :, :start], without.v[:, :, :start])
+    assert torch.equal(made.k[:, :, made.chosen], without.k[:, :, made.chosen])
+    assert not torch.equal(made.k[:, :, :start], without.k[:, :, :start])
+
+
+def test_the_question_reads_moved_keys(engine: Engine) -> None:
+    """Its rows, computed once more over the canvas as it is then, come out the same."""
+    made = run(engine)
+    blend = made.blend
+    question = torch.arange(*blend.question)
+    again = passes.unstopped(passes.run(engine.decoder, blend.canvas, blend.token_ids, question, 4096))
+    torch.testing.assert_close(again, made.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(blend.canvas.v, made.v, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("max_rows", [1, 7, 50])
+def test_however_rows_are_cut_into_passes(engine: Engine, max_rows: int) -> None:
+    whole, cut = run(engine), run(engine, max_rows=max_rows)
+    torch.testing.assert_close(cut.k, whole.k, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(cut.logits, whole.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_pass_that_is_run_again_moves_nothing_twice(engine: Engine) -> None:
+    kept = run(engine, corrected=False)
+    blend, moved = kept.blend, kept.correction.moved
+    blend.canvas.k[:, :, moved] = kept.stored[0][:, :, moved]
+    rows = prefill.rows_of(blend, Selection(kept.chosen))
+    observer = kept.correction.observer()
+    passes.run(engine.decoder, blend.canvas, blend.token_ids, rows, 4096, observer=observer)
+    once = blend.canvas.k[:, :, moved].clone()
+    passes.run(engine.decoder, blend.canvas, blend.token_ids, rows, 4096, observer=observer)
+    assert torch.equal(blend.canvas.k[:, :, moved], once)
+
+
+def test_the_engine_does_the_same(engine: Engine) -> None:
+    made = run(engine)
+    plan = Plan("query", 0.5)
+    assert torch.allclose(engine.prefill(PROMPT, plan).logits, made.logits, atol=1e-4)
+
+
+def test_with_nothing_to_go_by_nothing_moves() -> None:
+    candidates = torch.ones(40, dtype=torch.bool)
+    heads = torch.arange(0, HEADS)
+    assert correct.correction((None,), ((0, 30),), candidates, heads, 30, HEADS) is None
+    everything = torch.arange(0, 30)
+    assert correct.correction((None,), ((0, 30),), candidates, everything, 30, HEADS) is None
+    assert correct.correction((None,), ((0, 30),), candidates, torch.tensor([9]), 30, HEADS) is not None
+
+
+def test_other_methods_move_nothing(engine: Engine) -> None:
+    for method in ("random", "head", "deviation"):
+        chooser = selector(method)
+        assert chooser is not None
+        assert chooser.correction(run(engine).blend, torch.tensor([20])) is None
