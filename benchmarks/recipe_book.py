@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from blend import Chunk, Engine, Plan, Prefill, Prompt
 from blend.encoding import Encoder as ChunkEncoder
-from blend.encoding import sensitivity
 from blend.eval import fidelity
 from blend.eval.metrics import kl_rows, top1_rows
 from blend.model.rows import LayerAttention, Observer, Rows
@@ -19,13 +19,16 @@ from blend.recompute import passes
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.budget import Budget
 from blend.recompute.canvas import Canvas
+from blend.recompute.correct import DOUBT, correction
 from blend.recompute.planner import PrefillSpeed
 from blend.recompute.select import Blend, selector
 
 MOST_NEIGHBOURS = 6
 DEVIATION, REUSE = "deviation, plain", "reuse, plain"
-PLAIN, NEAREST = "plain", "3 nearest"
-"""Behind the sink alone; behind the three nearest passages as well."""
+Way: TypeAlias = tuple[str, ...]
+"""How chunks are stored: the mean of these contexts, each behind the sink and what :meth:`Encoder.behind` says."""
+PLAIN: Way = ("plain",)
+KEPT: Way = ("1st and 2nd", "3rd and 4th", "5th and 6th")
 HEADS = 8
 """Of each chunk's tokens go first, unless a recipe says otherwise."""
 _ROWS = 4096
@@ -55,22 +58,23 @@ class Encoder:
         self._made: dict[tuple[Chunk, tuple[Chunk, ...]], Tensor] = {}
         self._encoder = ChunkEncoder(engine.decoder, engine.sink, PrefillSpeed(engine.decoder), _ROWS)
 
-    def behind(self, chunk: Chunk, stored: str) -> tuple[Chunk, ...]:
+    def behind(self, chunk: Chunk, context: str) -> tuple[Chunk, ...]:
         """Return the chunks that it is encoded behind."""
         near = tuple(self._near[chunk])
         return {
-            PLAIN: (),
+            "plain": (),
             "nearest": near[-1:],
-            NEAREST: near[-3:],
+            "3 nearest": near[-3:],
             "6 nearest": near,
             "next 3": near[:-3],
-            "3 nearest, nearest first": near[-3:][::-1],
-            "farthest of 6": near[:1],
-        }[stored]
+            "1st and 2nd": near[-2:],
+            "3rd and 4th": near[-4:-2],
+            "5th and 6th": near[:-4],
+        }[context]
 
-    def kv(self, chunk: Chunk, stored: str) -> tuple[Tensor, int]:
+    def kv(self, chunk: Chunk, context: str) -> tuple[Tensor, int]:
         """Return the KV and the position that its first token was computed at."""
-        others = self.behind(chunk, stored)
+        others = self.behind(chunk, context)
         if (chunk, others) not in self._made:
             self._made[chunk, others] = self._encoder.kv(chunk, others)
         return self._made[chunk, others], len(self.engine.sink) + sum(map(len, others))
@@ -98,11 +102,10 @@ class _Masses(Observer):
 
 
 class _Shift(Observer):
-    """Moves the values that are not computed again by a share of their chunk's mean move (cf. AgentKVShift, 2026)."""
+    """Moves the values that are not computed again by their chunk's mean move (cf. AgentKVShift, 2026)."""
 
-    def __init__(self, bench: Bench, share: float) -> None:
+    def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.share = share
 
     def before_write(
         self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
@@ -113,11 +116,9 @@ class _Shift(Observer):
         fresh[rows.positions] = True
         for start, end in self.bench.spans:
             own = (rows.positions >= start + HEADS) & (rows.positions < end)
-            if int(own.sum()) < 4:
-                continue
-            moved = (value[:, own] - held[:, rows.positions[own]]).mean(1, keepdim=True)
-            others = torch.arange(start + 1, end)
-            held[:, others[~fresh[others]]] += self.share * moved
+            moved = (value[:, own] - held[:, rows.positions[own]]).sum(1, keepdim=True) / (own.sum() + DOUBT)
+            others = torch.arange(start + HEADS, end)
+            held[:, others[~fresh[others]]] += moved
 
 
 class _Early(Observer):
@@ -177,7 +178,7 @@ class Bench:
         self.probe_rows = len(self.ids) - self.spans[-1][1]
         self.rows = max(0, int(self.cap * self.cached) - self.probe_rows)
         self._held: dict[str, Canvas] = {}
-        self._masses: dict[str, Tensor] = {}
+        self._masses: dict[Way, Tensor] = {}
 
     @property
     def engine(self) -> Engine:
@@ -188,19 +189,19 @@ class Bench:
         """Return a canvas with room for the prompt and the answer."""
         return self.engine.decoder.new_canvas(len(self.ids) + self.new_tokens)
 
-    def canvas(self, *stored: str) -> Canvas:
-        """Return a canvas with the chunks' KV stored in this way; of several ways, with their mean."""
-        for way in stored:
-            if way not in self._held:
-                self._held[way] = self._filled(way)
+    def canvas(self, stored: Way) -> Canvas:
+        """Return a canvas with the chunks' KV stored in this way."""
+        for context in stored:
+            if context not in self._held:
+                self._held[context] = self._filled(context)
         made = self.empty()
-        made.k.copy_(torch.stack([self._held[way].k for way in stored]).mean(0))
-        made.v.copy_(torch.stack([self._held[way].v for way in stored]).mean(0))
+        made.k.copy_(torch.stack([self._held[context].k for context in stored]).mean(0))
+        made.v.copy_(torch.stack([self._held[context].v for context in stored]).mean(0))
         return made
 
-    def _filled(self, stored: str) -> Canvas:
+    def _filled(self, context: str) -> Canvas:
         decoder, made = self.engine.decoder, self.empty()
-        found = [self.encoder.kv(part.chunk, stored) for _, part in self.prompt.parts()]
+        found = [self.encoder.kv(part.chunk, context) for _, part in self.prompt.parts()]
         pieces = [Piece(start, end - start, at) for (start, end), (_, at) in zip(self.spans, found, strict=True)]
         assembly = Assembly(made, pieces, decoder.rotations, decoder.kernels)
         for layer in range(self.layers):
@@ -221,19 +222,20 @@ class Bench:
         passes.run(self.engine.decoder, canvas, self.ids, positions, _ROWS, observer=masses)
         return torch.stack(masses.found)[:, : len(self.ids)]
 
-    def mass(self, stored: str) -> Tensor:
+    def mass(self, stored: Way) -> Tensor:
         """Return the question's mass ``[L, N]`` over chunks stored in this way."""
         if stored not in self._masses:
             self._masses[stored] = self.probe(self.canvas(stored))
         return self._masses[stored]
 
-    def moved(self, stored: str, other: str = PLAIN) -> Tensor:
-        """Return how far values move between two ways of storing, ``[L, N]``; 0 outside of chunks."""
-        made = torch.zeros(self.layers, len(self.ids))
-        for (start, end), (_, part) in zip(self.spans, self.prompt.parts(), strict=True):
-            one, two = self.encoder.kv(part.chunk, stored)[0], self.encoder.kv(part.chunk, other)[0]
-            made[:, start:end] = sensitivity(one, two)
-        return made
+    def moved(self, stored: Way) -> Tensor:
+        """Return how far values are from where they are behind the sink alone, ``[L, N]``; 0 outside of chunks."""
+        one, two = (self.canvas(way).v[:, :, : len(self.ids)] for way in (stored, PLAIN))
+        return (one - two).pow(2).sum((1, 3)).sqrt().masked_fill(self.text, 0.0)
+
+    def weighted(self, stored: Way) -> Tensor:
+        """Return what ``query`` scores tokens by, ``[N]``: attention × sensitivity in all but the first layers."""
+        return (self.mass(stored) * self.moved(stored))[self.layers // 4 :].sum(0)
 
     def best(self, score: Tensor, rows: int, heads: int = HEADS) -> Tensor:
         """Return the positions of the ``rows`` best cached tokens, the chunks' first ``heads`` before all others."""
@@ -255,10 +257,16 @@ class Bench:
         charged = (probe + len(chosen) * self.layers) / (self.layers * self.cached)
         return Loss(float(kl[0]), float(kl.mean()), float(top1.float().mean()), charged)
 
-    def chosen(self, stored: str, score: Tensor, heads: int = HEADS, observer: Observer | None = None) -> Loss:
+    def correction(self, chosen: Tensor, heads: int = HEADS) -> Observer | None:
+        """Return what moves the keys of all others, as the engine does."""
+        question = self.spans[-1][1]
+        found = correction(self.engine.decoder.rotations, tuple(self.spans), ~self.text, chosen, question, heads)
+        return None if found is None else found.observer()
+
+    def chosen(self, stored: Way, score: Tensor, heads: int = HEADS) -> Loss:
         """Return the loss of what a score over the question's attention chooses, the question charged for it."""
-        canvas = self.canvas(stored)
-        return self.loss(canvas, self.best(score, self.rows, heads), self.probe_rows * self.layers, observer)
+        chosen = self.best(score, self.rows, heads)
+        return self.loss(self.canvas(stored), chosen, self.probe_rows * self.layers, self.correction(chosen, heads))
 
 
 def baselines(bench: Bench) -> Iterator[tuple[str, Loss]]:
@@ -275,69 +283,73 @@ def baselines(bench: Bench) -> Iterator[tuple[str, Loss]]:
 
 
 def scores(bench: Bench) -> Iterator[tuple[str, Loss]]:
-    """What a token's score is made of; all over chunks that were encoded behind their three nearest."""
-    mass, moved = bench.mass(NEAREST), bench.moved(NEAREST)
-    weighted = mass * moved
-    third = bench.layers // 3
-    yield "attention", bench.chosen(NEAREST, mass.sum(0))
-    yield "attention × sensitivity (kept)", bench.chosen(NEAREST, weighted.sum(0))
-    yield "attention × mean sensitivity", bench.chosen(NEAREST, mass.sum(0) * moved.mean(0))
-    yield "square root of it", bench.chosen(NEAREST, weighted.sqrt().sum(0))
-    yield "each layer's sum 1", bench.chosen(NEAREST, (weighted / weighted.sum(1, keepdim=True)).sum(0))
-    yield "middle third of the layers", bench.chosen(NEAREST, weighted[third : 2 * third].sum(0))
-    yield "all but the first quarter", bench.chosen(NEAREST, weighted[bench.layers // 4 :].sum(0))
-    smooth = torch.nn.functional.avg_pool1d(weighted.sum(0)[None], 3, 1, 1)[0]
-    yield "smoothed over 3 tokens", bench.chosen(NEAREST, smooth)
+    """What a token's score is made of."""
+    mass, moved = bench.mass(KEPT), bench.moved(KEPT)
+    weighted, first = mass * moved, bench.layers // 4
+    yield "attention", bench.chosen(KEPT, mass.sum(0))
+    yield "attention × sensitivity", bench.chosen(KEPT, weighted.sum(0))
+    yield "the same, without the first quarter of the layers (kept)", bench.chosen(KEPT, bench.weighted(KEPT))
+    yield "attention × mean sensitivity", bench.chosen(KEPT, mass.sum(0) * moved.mean(0))
+    yield "square root of attention × sensitivity", bench.chosen(KEPT, weighted.sqrt().sum(0))
+    yield "each layer's sum 1", bench.chosen(KEPT, (weighted / weighted.sum(1, keepdim=True)).sum(0))
+    yield "middle third of the layers", bench.chosen(KEPT, weighted[bench.layers // 3 : 2 * bench.layers // 3].sum(0))
+    smooth = torch.nn.functional.avg_pool1d(weighted[first:].sum(0)[None], 3, 1, 1)[0]
+    yield "smoothed over 3 tokens", bench.chosen(KEPT, smooth)
     half = bench.layers // 2
     rows = max(0, int(bench.cap * bench.cached - bench.probe_rows * half / bench.layers))
-    chosen = bench.best(weighted[:half].sum(0), rows)
-    yield "first half of the layers, the rest saved", bench.loss(bench.canvas(NEAREST), chosen, bench.probe_rows * half)
+    chosen = bench.best(weighted[first:half].sum(0), rows)
+    lost = bench.loss(bench.canvas(KEPT), chosen, bench.probe_rows * half, bench.correction(chosen))
+    yield "first half of the layers, the rest saved", lost
 
 
 def heads(bench: Bench) -> Iterator[tuple[str, Loss]]:
-    """How many of each chunk's first tokens go before all others."""
-    weighted = (bench.mass(NEAREST) * bench.moved(NEAREST)).sum(0)
+    """How many of each chunk's first tokens go before all others, and show and make no move."""
     for count in (0, 2, 4, 8, 12, 16):
-        yield f"{count} heads{' (kept)' if count == HEADS else ''}", bench.chosen(NEAREST, weighted, count)
+        yield f"{count} heads{' (kept)' if count == HEADS else ''}", bench.chosen(KEPT, bench.weighted(KEPT), count)
 
 
 def stored(bench: Bench) -> Iterator[tuple[str, Loss]]:
     """What chunks are encoded behind: reused as they are, and with the best tokens computed again."""
     nothing = torch.zeros(0, dtype=torch.int64)
-    for way in ("nearest", "farthest of 6", NEAREST, "3 nearest, nearest first", "6 nearest"):
-        yield f"behind {way}: reuse", bench.loss(bench.canvas(way), nothing, 0)
-        yield f"behind {way}: chosen", bench.chosen(way, (bench.mass(way) * bench.moved(way)).sum(0))
-    yield "plain: attention", bench.chosen(PLAIN, bench.mass(PLAIN).sum(0))
-    mean = (NEAREST, "next 3")
-    yield "mean of two triples: reuse", bench.loss(bench.canvas(*mean), nothing, 0)
-    chosen = bench.best((bench.probe(bench.canvas(*mean)) * bench.moved(NEAREST)).sum(0), bench.rows)
-    yield "mean of two triples: chosen", bench.loss(bench.canvas(*mean), chosen, bench.probe_rows * bench.layers)
+    yield "plain, by attention alone", bench.chosen(PLAIN, bench.mass(PLAIN)[bench.layers // 4 :].sum(0))
+    ways = {
+        "nearest": ("nearest",),
+        "3 nearest": ("3 nearest",),
+        "6 nearest": ("6 nearest",),
+        "mean of two threes": ("3 nearest", "next 3"),
+        "mean of two twos": KEPT[:2],
+        "mean of three twos (kept)": KEPT,
+    }
+    for name, way in ways.items():
+        yield f"{name}: reuse", bench.loss(bench.canvas(way), nothing, 0)
+        yield f"{name}: chosen", bench.chosen(way, bench.weighted(way))
 
 
 def after(bench: Bench) -> Iterator[tuple[str, Loss]]:
-    """What else is done, over chunks behind their three nearest; and what an oracle would choose."""
-    mass, moved = bench.mass(NEAREST), bench.moved(NEAREST)
-    weighted, probe = (mass * moved).sum(0), bench.probe_rows * bench.layers
-    for share in (0.5, 1.0):
-        yield f"mean shift × {share:g}", bench.chosen(NEAREST, weighted, observer=_Shift(bench, share))
+    """What else is done, and what an oracle would choose."""
+    weighted, probe = bench.weighted(KEPT), bench.probe_rows * bench.layers
+    chosen = bench.best(weighted, bench.rows)
+    yield "no keys are moved", bench.loss(bench.canvas(KEPT), chosen, probe)
+    yield "keys are moved for the question (kept)", bench.chosen(KEPT, weighted)
+    yield "values are moved for all rows", bench.loss(bench.canvas(KEPT), chosen, probe, _Shift(bench))
     twice = max(0, bench.rows - bench.probe_rows)
     first = bench.best(weighted, twice // 2)
-    canvas, rows = bench.canvas(NEAREST), bench.text.clone()
+    canvas, rows = bench.canvas(KEPT), bench.text.clone()
     rows[first] = True
-    again = (bench.probe(canvas, rows) * moved).sum(0)
+    again = (bench.probe(canvas, rows) * bench.moved(KEPT))[bench.layers // 4 :].sum(0)
     again[first] = math.inf
-    yield "two stages, the second charged", bench.loss(canvas, bench.best(again, twice), 2 * probe)
+    yield "two stages, the second charged, no keys moved", bench.loss(canvas, bench.best(again, twice), 2 * probe)
     for layer, rows_through, rows_early in ((bench.layers // 2, 0.5, 1.0), (2 * bench.layers // 3, 0.5, 0.75)):
         through, early = int(bench.rows * rows_through), int(bench.rows * rows_early)
         wide, narrow = bench.best(weighted, through + early), bench.best(weighted, through)
         stopping = wide[~torch.isin(wide, narrow)]
         charged = probe - len(stopping) * (bench.layers - layer)
-        lost = bench.loss(bench.canvas(NEAREST), wide, charged, _Early(stopping, layer))
-        yield f"half of the rows stop at layer {layer}", lost
-    fresh, held = bench.full.canvas.v[:, :, : len(bench.ids)], bench.canvas(NEAREST).v[:, :, : len(bench.ids)]
+        lost = bench.loss(bench.canvas(KEPT), wide, charged, _Early(stopping, layer))
+        yield f"half of the rows stop at layer {layer}, no keys moved", lost
+    fresh, held = bench.full.canvas.v[:, :, : len(bench.ids)], bench.canvas(KEPT).v[:, :, : len(bench.ids)]
     true = (fresh - held).pow(2).sum((1, 3)).sqrt()
-    yield "oracle: attention × true move", bench.chosen(NEAREST, (mass * true).sum(0))
+    yield "oracle: attention × true move", bench.chosen(KEPT, (bench.mass(KEPT) * true).sum(0))
     exact = bench.empty()
     exact.k.copy_(bench.full.canvas.k)
     exact.v.copy_(bench.full.canvas.v)
-    yield "oracle: full attention × true move", bench.chosen(NEAREST, (bench.probe(exact) * true).sum(0))
+    yield "oracle: full attention × true move", bench.chosen(KEPT, (bench.probe(exact) * true).sum(0))

@@ -44,6 +44,11 @@ class Correction:
     _turns: dict[tuple[int, bool], Turn] = field(default_factory=dict, repr=False)
     _sums: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
+    def find(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which of the rows at ``positions`` ``[R]`` show a move, and which of ``seen`` these are."""
+        here = torch.isin(positions, self.seen).nonzero().squeeze(1)
+        return here, torch.searchsorted(self.seen, positions[here])
+
     def saw(self, layer: int, which: Tensor, fresh: Tensor, stored: Tensor) -> None:
         """Take note of keys ``[KVH, R, D]`` of one layer, computed and stored, at ``seen[which]``: each once."""
         if layer not in self._sums:
@@ -57,8 +62,8 @@ class Correction:
 
         To be called once all of ``seen`` has been, and once: what was noted of the layer is let go of.
         """
-        count = torch.bincount(self.seen_chunks).to(torch.float32)
-        mean = self._sums.pop(layer) / (count + DOUBT)[:, None]
+        sums = self._sums.pop(layer)
+        mean = sums / (torch.bincount(self.seen_chunks) + DOUBT)[:, None]
         return (keys.float() + self._turned(layer, mean[:, self.moved_chunks], seen=False)).to(keys.dtype)
 
     def _turned(self, layer: int, vectors: Tensor, *, seen: bool, which: Tensor | None = None) -> Tensor:
@@ -73,12 +78,12 @@ class Correction:
         (turn if which is None else turn.only(which)).into(vectors, out)
         return out
 
-    def observer(self) -> Observer:
+    def observer(self) -> Correcting:
         """Return what measures and applies it in passes over a canvas that holds the stored keys."""
-        return _Correcting(self)
+        return Correcting(self)
 
 
-class _Correcting(Observer):
+class Correcting(Observer):
     """Carries out a correction on a canvas.
 
     A pass that failed and is run again finds what it had computed in the place of what was stored, and keys that are
@@ -87,8 +92,7 @@ class _Correcting(Observer):
 
     def __init__(self, correction: Correction) -> None:
         self._correction = correction
-        self._seen = correction.seen.cpu()
-        self._rows = self._which = torch.zeros(0, dtype=torch.int64)
+        self._rows = self._which = correction.seen[:0]
         self._left = set(range(len(correction.rotations)))
 
     def before_write(
@@ -97,29 +101,27 @@ class _Correcting(Observer):
         """Note how far keys move."""
         if layer not in self._left:
             return
-        if layer == 0 or not len(self._rows):
-            self._find(rows)
+        if layer == 0:
+            self._rows, self._which = self._correction.find(rows.positions)
         if len(self._rows):
             stored = rows.canvas.k[layer][:, rows.positions[self._rows]]
             self._correction.saw(layer, self._which, key[:, self._rows], stored)
-
-    def _find(self, rows: Rows) -> None:
-        """Find those of the rows that are looked at."""
-        here = torch.isin(rows.at, self._seen)
-        device = rows.positions.device
-        self._rows = here.nonzero().squeeze(1).to(device)
-        self._which = torch.searchsorted(self._seen, rows.at[here]).to(device)
 
     def after_attention(self, layer: int, rows: Rows) -> int:
         """Move the layer's keys, once, behind the attention of what must not see that."""
         late = int((rows.at >= self._correction.start).sum())
         if not late or layer not in self._left:
             return 0
-        self._left.remove(layer)
         self._apply(layer, rows.canvas)
         return late
 
+    def finish(self, canvas: Canvas) -> None:
+        """Move the keys of all layers where no row from the question on was among those computed."""
+        for layer in sorted(self._left):
+            self._apply(layer, canvas)
+
     def _apply(self, layer: int, canvas: Canvas) -> None:
+        self._left.remove(layer)
         moved = self._correction.moved
         canvas.k[layer].index_copy_(1, moved, self._correction.applied(layer, canvas.k[layer][:, moved]))
 

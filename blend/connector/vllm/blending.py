@@ -19,8 +19,9 @@ from blend.filling import ChunkLost, Filling, Loaded, Lost
 from blend.finding import found_of
 from blend.model.decoder import Decoder
 from blend.pipeline import describe
-from blend.recompute import planner
+from blend.recompute import passes, planner, prefill
 from blend.recompute.calibration import Calibration
+from blend.recompute.correct import Correction
 from blend.recompute.select import Blend, Selection, selector
 from blend.store import ObjectKey
 from blend.types import Chunk
@@ -170,6 +171,9 @@ class Blender:
     def _fill(self, job: Job, blend: Blend, selection: Selection) -> Tensor:
         """Write what is on the canvas for good, and compute the rest; returns the positions that were computed."""
         own = _own(job, blend)
+        correction = selection.correction
+        if correction is not None and job.computed < correction.start:
+            return self._fill_corrected(job, blend, selection, correction)
         final = torch.arange(len(own), device=own.device) < selection.exact_until
         wanted = blend.text | blend.missing
         wanted[selection.positions] = True
@@ -178,6 +182,20 @@ class Blender:
         rows = (wanted & ~final & own).nonzero().squeeze(1)
         if len(rows):
             self._pages.recompute(blend.token_ids[rows], rows, job.blocks)
+        return rows
+
+    def _fill_corrected(self, job: Job, blend: Blend, selection: Selection, correction: Correction) -> Tensor:
+        """Compute on the canvas and write what came of it; returns the positions that were computed.
+
+        Blocks cannot be read, and who stands before the question must not see keys that are moved: where some of the
+        request's tokens are in blocks already, they are computed once more, and come out as they did then.
+        """
+        rows = prefill.rows_of(blend, selection)
+        rows = rows[rows < job.end]
+        observer = correction.observer()
+        passes.run(self._decoder, blend.canvas, blend.token_ids, rows, blend.max_rows, observer=observer)
+        observer.finish(blend.canvas)
+        self._write(blend, _own(job, blend).nonzero().squeeze(1), job.blocks)
         return rows
 
     def _write(self, blend: Blend, positions: Tensor, blocks: Sequence[int]) -> None:
