@@ -9,12 +9,11 @@ from typing import Literal
 
 import torch
 
-from blend.encoding import Encoder, with_sensitivity
+from blend.encoding import Encoder, Mean, with_sensitivity
 from blend.errors import InvalidInput, ObjectCorrupt, ResourceExhausted, StoreError
 from blend.filling import Filling, Lost, Place
 from blend.helper import Helper
 from blend.model.decoder import Decoder
-from blend.recompute.canvas import Canvas
 from blend.recompute.planner import PrefillSpeed
 from blend.store import (
     Header,
@@ -118,10 +117,10 @@ class ChunkCache:
                 found.append((header.namespace, header.token_ids))
         return found[::-1]
 
-    def prepare(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk]) -> tuple[Canvas, torch.Tensor] | None:
-        """Return a canvas for a chunk's KV behind related chunks, and the token ids ``[N]`` to be computed on it.
+    def prepare(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk]) -> Mean | None:
+        """Return what a chunk's KV behind each context of related chunks is to be added to.
 
-        Others' work may go between slices of that; :meth:`encode` is given the canvas then. ``None`` where that variant
+        Others' work may go between slices of that; :meth:`encode` is given the mean then. ``None`` where that variant
         is stored or on its way there, and where the decoder is one of several shards: :meth:`encode` has them compute
         together. Errors are those of :meth:`encode`.
         """
@@ -130,36 +129,40 @@ class ChunkCache:
             return None
         if self._writes.under_way(key) is not None or self.store.contains(key):
             return None
-        return self._encoder.prepare(chunk, behind)
+        return self._encoder.mean(chunk, behind)
+
+    def longest_neighbour(self, tokens: int) -> int:
+        """Return how many tokens a related chunk may have that a chunk of so many is encoded behind."""
+        return self._encoder.longest_neighbour(tokens)
 
     def _variant(self, chunk: Chunk, tenant: str, behind: Sequence[Chunk]) -> ObjectKey:
         neighbours = tuple(self.key(other, tenant) for other in behind)
         return ObjectKey(self.key(chunk, tenant), conditioned_variant(neighbours) if neighbours else PLAIN)
 
     def encode(
-        self, chunk: Chunk, tenant: str, behind: Sequence[Chunk] = (), canvas: Canvas | None = None
+        self, chunk: Chunk, tenant: str, behind: Sequence[Chunk] = (), mean: Mean | None = None
     ) -> tuple[Stored | None, bool]:
         """Compute a chunk's KV behind the sink (and behind related chunks) and give it to the store.
 
-        What is encoded behind related chunks is stored with its sensitivity, and then takes the place of any other
-        conditioned variant of the chunk.
+        What is encoded behind related chunks, as the mean over their contexts, is stored with its sensitivity, and then
+        takes the place of any other conditioned variant of the chunk.
 
         Returns the three events of the write, and whether anything was computed: not when that variant is stored
         already (``None``) or on its way there, on every shard. To be called by one thread at a time.
 
         Args:
-            canvas: what :meth:`prepare` returned for them, with all rows computed.
+            mean: what :meth:`prepare` returned for them, with all contexts added.
 
         Raises:
             InvalidPrompt: a token id that the model has not got.
-            PromptTooLong: the sink, the related chunks and the chunk exceed the model's context.
+            PromptTooLong: the sink, a context of related chunks and the chunk exceed the model's context.
         """
         key = self._variant(chunk, tenant, behind)
         under_way = self._writes.under_way(key)
         held = under_way is not None or self.store.contains(key)
         if all(self.decoder.shards.everywhere([held])):
             return under_way, False
-        kv, moved = self._encoder.encode(chunk, behind, lambda: self._plain(chunk, tenant), canvas)
+        kv, moved = self._encoder.encode(chunk, behind, lambda: self._plain(chunk, tenant), mean)
         if held:  # computed for a shard that had not got it
             return under_way, True
         header = Header(
@@ -170,7 +173,7 @@ class ChunkCache:
             kv_heads=self.decoder.kv_heads,
             head_dim=self.decoder.head_dim,
             dtype=self._dtype,
-            position=len(self.sink) + sum(map(len, behind)),
+            position=self._encoder.position(behind),
             neighbours=tuple(self.key(other, tenant) for other in behind),
             generation=self._generation,
         )

@@ -13,6 +13,7 @@ import torch
 from blend.admission import Admission, Room
 from blend.chunks import ChunkCache
 from blend.config import EngineConfig
+from blend.encoding import CONTEXT
 from blend.errors import Closed, InvalidInput, InvalidPlan
 from blend.keeping import Keeping
 from blend.model import source, support
@@ -81,6 +82,7 @@ class Engine:
             dtype=str(self.decoder.dtype),
             sink=self.sink,
             layout_version=LAYOUT_VERSION,
+            context=CONTEXT,
             rope=getattr(text_config, "rope_parameters", None) or {},
         )
         here = machine.describe(self.decoder.device, self.decoder.dtype)
@@ -158,11 +160,14 @@ class Engine:
         the plain variant, which is computed for that where it is not stored.
 
         Args:
-            behind: for each chunk the related chunks that it is encoded behind (its ``conditioned`` variant).
+            behind: for each chunk the related chunks that it is encoded behind (its ``conditioned`` variant), the
+                nearest last. It is encoded behind the last two, the two before them and so on, each time behind the
+                sink as well, and the mean of that is stored.
             namespace: whose chunks these are.
 
         Raises:
-            PromptTooLong: a chunk exceeds the model's context.
+            PromptTooLong: a chunk exceeds the model's context, by itself or behind two of the related ones that come
+                together (cf. :meth:`longest_neighbour`).
             ResourceExhausted, StoreError: no tier took a chunk.
         """
         return self._keeping.precompute(chunks, behind, namespace)
@@ -182,6 +187,13 @@ class Engine:
         none.
         """
         return self._chunks.behind(chunk, namespace)
+
+    def longest_neighbour(self, tokens: int) -> int:
+        """Return how many tokens a related chunk may have that a chunk of ``tokens`` tokens is encoded behind.
+
+        Of such chunks any two fit into the model's context with it. 0 or less where none does.
+        """
+        return self._chunks.longest_neighbour(tokens)
 
     def forget(self, chunks: Iterable[Chunk], *, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Remove chunks from every tier, and whatever was encoded behind them; returns how many objects went.

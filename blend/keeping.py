@@ -9,9 +9,9 @@ from time import perf_counter
 import torch
 
 from blend.chunks import ChunkCache
+from blend.encoding import Mean
 from blend.errors import InvalidInput, InvalidPrompt
 from blend.misses import Misses
-from blend.recompute.canvas import Canvas
 from blend.serving.job import Job
 from blend.serving.scheduler import Scheduler
 from blend.serving.steps import Alone, Prefill, Steps, do
@@ -83,31 +83,35 @@ class Keeping:
         self.misses.want(self._chunks.key(chunk, namespace))
 
     def _encode_behind(self, chunk: Chunk, namespace: str, others: Sequence[Chunk]) -> Steps[Stored | None]:
-        """Encode a chunk behind others, with other work between slices of it: that takes several chunks' time."""
+        """Encode a chunk behind others, with other work between slices of it: that takes many chunks' time."""
         begun = perf_counter()
 
-        def prepare() -> tuple[Canvas, torch.Tensor] | None:
+        def prepare() -> Mean | None:
             self._want(chunk, namespace)
             return self._chunks.prepare(chunk, namespace, others)
 
-        prepared = yield from do(Alone(prepare))
-        canvas = None
-        if prepared is not None:
-            canvas, ids = prepared
-            yield from do(Prefill(canvas, ids, torch.arange(len(ids), device=ids.device), shared=False))
+        mean = yield from do(Alone(prepare))
+        for context in mean.contexts if mean is not None else ():
+            yield from self._encode_context(mean, context)
         keys = [self._chunks.key(one, namespace) for one in (chunk, *others)]
 
         def store() -> Stored | None:
             # What was forgotten meanwhile must not come back, nor what was encoded behind it.
             unwanted = self.misses.forgotten(keys, namespace, since=begun)
-            return None if unwanted else self._encode(chunk, namespace, others, canvas)
+            return None if unwanted else self._encode(chunk, namespace, others, mean)
 
         return (yield from do(Alone(store)))
 
+    def _encode_context(self, mean: Mean, context: Sequence[Chunk]) -> Steps[None]:
+        """Add one context to a mean. Its canvas is gone before the next one's is made."""
+        canvas, ids = mean.prepare(context)
+        yield from do(Prefill(canvas, ids, torch.arange(len(ids), device=ids.device), shared=False))
+        mean.add(context, canvas)
+
     def _encode(
-        self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = (), canvas: Canvas | None = None
+        self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = (), mean: Mean | None = None
     ) -> Stored | None:
-        write, computed = self._chunks.encode(chunk, namespace, behind, canvas)
+        write, computed = self._chunks.encode(chunk, namespace, behind, mean)
         if computed:
             self._counters.add("precomputed")
         return write

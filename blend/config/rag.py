@@ -29,7 +29,7 @@ class RagConfig:
 
     chunk_tokens: int = 256
     embedding_model: str = "all-minilm-l6-v2"
-    neighbours: int = 3
+    neighbours: int = 6
     top_k: int = 5
     max_document_bytes: int = 8 * MiB
     max_new_tokens: int = 48

@@ -12,7 +12,7 @@ from blend.rag.chunking import render_chunk
 from blend.rag.protocols import Embedder
 from blend.types import Chunk
 
-NEIGHBOURS = 3
+NEIGHBOURS = 6
 """Passages that each is encoded behind, unless said otherwise."""
 
 _AT_ONCE = 1024  # passages held against all the others, so that memory grows with their number alone
@@ -49,17 +49,11 @@ def nearest(passages: Iterable[Passage], embedder: Embedder, count: int = NEIGHB
 def behind(engine: Engine, neighbours: Mapping[str, Sequence[str]]) -> dict[Chunk, tuple[Chunk, ...]]:
     """Return what :func:`nearest` does as chunks, for ``engine.precompute(chunks, behind=…)``.
 
-    Where a chunk and its neighbours exceed the model's context, the farthest are left out.
+    Neighbours that are longer than :meth:`blend.Engine.longest_neighbour` says are left out.
     """
     chunks = {text: Chunk(engine.tokenize(text)) for text in {*neighbours, *sum(map(tuple, neighbours.values()), ())}}
     found: dict[Chunk, tuple[Chunk, ...]] = {}
     for text, others in neighbours.items():
-        left = engine.decoder.max_positions - len(engine.sink) - len(chunks[text])
-        kept: list[Chunk] = []
-        for other in reversed(others):
-            left -= len(chunks[other])
-            if left < 0:
-                break
-            kept.insert(0, chunks[other])
-        found[chunks[text]] = tuple(kept)
+        longest = engine.longest_neighbour(len(chunks[text]))
+        found[chunks[text]] = tuple(chunks[other] for other in others if len(chunks[other]) <= longest)
     return found

@@ -18,6 +18,7 @@ from blend.decoding import decode, encode, hints, read_yaml
 from blend.errors import InvalidInput, NotFound
 from blend.eval import methods
 from blend.eval.metrics import METRICS
+from blend.eval.neighbours import NEIGHBOURS
 from blend.names import unknown
 
 AnySettings = TypeVar("AnySettings", bound="CommandSettings")
@@ -119,7 +120,7 @@ class Settings(MeasuringSettings):
     """
 
     capped: bool = setting(False, "take ratios as caps on the charged share, a method's own probes included")
-    neighbours: int = setting(3, "nearest passages that chunks of METHOD@conditioned are encoded behind")
+    neighbours: int = setting(NEIGHBOURS, "nearest passages that chunks of METHOD@conditioned are encoded behind")
     metrics: tuple[str, ...] = setting(tuple(METRICS), "what is measured of each answer")
     margins: Mapping[str, float] = setting(
         {"f1": 0.02, "first_kl": 0.05}, "how much worse than full prefill a method may be and pass as no worse"

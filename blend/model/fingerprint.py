@@ -29,6 +29,7 @@ def fingerprint(
     dtype: str,
     sink: Sequence[int],
     layout_version: int,
+    context: int,
     rope: Mapping[str, Any],
     adapter: str | None = None,
     tp_rank: int = 0,
@@ -45,6 +46,7 @@ def fingerprint(
         dtype: the type that KV is computed and stored in.
         sink: token ids that every chunk is encoded behind.
         layout_version: version of the stored object's layout.
+        context: how many neighbours a chunk is encoded behind at a time.
         rope: rotary parameters as they are in force.
         adapter: digest or name of an adapter on top of the weights.
         tp_rank, tp_size: which tensor-parallel shard this is.
@@ -61,6 +63,7 @@ def fingerprint(
         "dtype": dtype,
         "sink": [int(t) for t in sink],
         "layout_version": layout_version,
+        "context": context,
         "rope": rope,
         "adapter": adapter,
         "tensor_parallel": [tp_rank, tp_size],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from blend.rag.catalog import Catalog
@@ -60,11 +60,14 @@ class Neighbours:
         """Row ids of the ``count`` chunks nearest to each of these: they may have got a nearer neighbour by them."""
         return {other for found in self._index.nearest(rows, count).values() for other in found}
 
-    def of(self, rows: Sequence[int], count: int, room: int) -> tuple[Neighbourhood, ...]:
+    def of(self, rows: Sequence[int], count: int, longest: Callable[[int], int]) -> tuple[Neighbourhood, ...]:
         """The ``count`` nearest chunks to each of these, in the order of ``rows``; chunks that are gone are left out.
 
-        The same chunks always have the same neighbours. Where a chunk and its neighbours have more than ``room``
-        tokens together, the farthest are dropped.
+        The same chunks always have the same neighbours.
+
+        Args:
+            longest: returns for a chunk of so many tokens how many a neighbour may have; the next nearest stand in for
+                longer ones.
         """
         found: dict[int, Neighbourhood] = {}
         left, looked_at = list(rows), _LOOKED_AT * count
@@ -76,11 +79,13 @@ class Neighbours:
             for row, others in nearest.items():
                 if (chunk := here.get(row)) is None:
                     continue
-                chosen = _distinct(chunk, (here[other] for other in others if other in here), count)
+                most = longest(len(chunk.token_ids))
+                fitting = (here[other] for other in others if other in here and len(here[other].token_ids) <= most)
+                chosen = _distinct(chunk, fitting, count)
                 if len(chosen) < count and len(others) == looked_at and looked_at < _MOST_LOOKED_AT:
                     left.append(row)
                 else:
-                    found[row] = Neighbourhood(chunk, _fitting(chunk, chosen, room))
+                    found[row] = Neighbourhood(chunk, tuple(reversed(chosen)))
             looked_at = min(4 * looked_at, _MOST_LOOKED_AT)
         return tuple(found[row] for row in rows if row in found)
 
@@ -97,15 +102,3 @@ def _distinct(chunk: ChunkRow, nearest: Iterable[ChunkRow], count: int) -> list[
             tokens.add(other.token_ids)
             chosen.append(other)
     return chosen
-
-
-def _fitting(chunk: ChunkRow, nearest: Sequence[ChunkRow], room: int) -> tuple[ChunkRow, ...]:
-    """As many of the nearest as there is room for, the nearest last."""
-    left = room - len(chunk.token_ids)
-    fitting: list[ChunkRow] = []
-    for other in nearest:
-        left -= len(other.token_ids)
-        if left < 0:
-            break
-        fitting.append(other)
-    return tuple(reversed(fitting))

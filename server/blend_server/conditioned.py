@@ -41,7 +41,6 @@ class Conditioned:
         self._library = library
         self._engine = engine
         self._count = count
-        self._room: int | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -89,7 +88,8 @@ class Conditioned:
             StoreError: it cannot be read.
         """
         rows = list(islice(self._unseen, _AT_ONCE))
-        found = {one.chunk.row_id: one for one in self._library.neighbours.of(rows, self._count, self._most_tokens())}
+        near = self._library.neighbours.of(rows, self._count, self._engine.longest_neighbour)
+        found = {one.chunk.row_id: one for one in near}
         for row in rows:
             one = found.get(row)
             if one is not None:  # else it has gone, and the next change says so
@@ -180,12 +180,6 @@ class Conditioned:
         if not stored or not all(key in self._held for key in stored):
             return False
         return 2 * len({*stored} & {*nearest}) >= max(len(stored), len(nearest))
-
-    def _most_tokens(self) -> int:
-        """What a chunk and its neighbours may have together, behind the sink."""
-        if self._room is None:
-            self._room = self._engine.stats().max_positions - len(self._engine.sink)
-        return self._room
 
 
 def chunk_of(row: ChunkRow) -> Chunk:

@@ -90,8 +90,6 @@ class ServedEngine(Protocol):
 class ConditioningEngine(ServedEngine, Protocol):
     """An engine that encodes chunks behind others, as their ``conditioned`` variant. The native one does."""
 
-    sink: tuple[int, ...]
-
     def precompute(
         self,
         chunks: Iterable[Chunk],
@@ -104,6 +102,10 @@ class ConditioningEngine(ServedEngine, Protocol):
 
     def behind(self, chunk: Chunk, *, namespace: str = _NAMESPACE) -> tuple[str, ...]:
         """Return the content keys that a chunk's stored variant was encoded behind; ``()`` where there is none."""
+        ...
+
+    def longest_neighbour(self, tokens: int) -> int:
+        """Return how many tokens a neighbour of a chunk of so many may have."""
         ...
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from blend import Chunk
+from blend.errors import PromptTooLong
 from blend.eval.datasets import Passage
 from blend.eval.neighbours import behind, nearest
 from blend.rag.chunking import render_chunk
@@ -70,11 +71,16 @@ def test_nothing_has_no_neighbours() -> None:
     assert nearest([], Angles(), 3) == {}
 
 
-def test_chunks_have_their_neighbours_as_far_as_the_context_reaches(tmp_path: Path) -> None:
+def test_neighbours_that_are_too_long_are_left_out_whichever_come_together(tmp_path: Path) -> None:
     with tiny.engine(tiny.save_model(tmp_path / "model", max_position_embeddings=64), tmp_path / "store") as engine:
-        far, near, own = "f" * 20, "n" * 30, "o" * 25
-        found = behind(engine, {own: (far, near), far: ()})
-        chunks = {letters: Chunk(engine.tokenize(letters)) for letters in (far, near, own)}
-        assert found == {chunks[own]: (chunks[near],), chunks[far]: ()}, "the farthest has no room"
-        (key,) = engine.precompute([chunks[own]], behind=[found[chunks[own]]])
-        assert key == engine.content_key(chunks[own])
+        others = [letter * length for letter, length in (("a", 19), ("b", 20), ("c", 19), ("d", 4), ("e", 19))]
+        own = "o" * 25
+        assert engine.longest_neighbour(len(own)) == 19, "twice that, a chunk of 25 and the sink are 64"
+        found = behind(engine, {own: others, others[0]: ()})
+        chunks = {letters: Chunk(engine.tokenize(letters)) for letters in (*others, own)}
+        kept = [chunks[letters] for letters in others if not letters.startswith("b")]
+        assert found == {chunks[own]: tuple(kept), chunks[others[0]]: ()}
+        engine.precompute([chunks[own]], behind=[found[chunks[own]]])
+        assert engine.behind(chunks[own]) == tuple(map(engine.content_key, kept))
+        with pytest.raises(PromptTooLong):
+            engine.precompute([chunks[own]], behind=[[chunks[others[1]], chunks[others[0]]]])

@@ -21,6 +21,7 @@ BASE: dict[str, Any] = {
     "dtype": "float32",
     "sink": (1,),
     "layout_version": 1,
+    "context": 2,
     "rope": {"rope_type": "default", "rope_theta": 1e4},
 }
 
@@ -53,6 +54,7 @@ def _of(directory: Path, cache: Path, **changes: Any) -> str:
         {"sink": ()},
         {"sink": (1, 2)},
         {"layout_version": 2},
+        {"context": 3},
         {"rope": {"rope_type": "yarn", "rope_theta": 1e4}},
         {"adapter": "lora"},
         {"tp_rank": 1, "tp_size": 2},

@@ -1,4 +1,4 @@
-"""What a chunk is encoded behind: its nearest chunks, as far as there is room, and never its own text."""
+"""What a chunk is encoded behind: its nearest chunks that are not too long, and never its own text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.rag.test_library import ingest
 
 Open = Callable[..., Library]
 
-ROOM = 10_000
+ANY = 10_000
 TEXTS = {
     "one": "red green blue one",
     "two": "red green blue two",
@@ -24,10 +24,10 @@ def rows(library: Library) -> dict[int, str]:
     return {library.chunks_of(name)[0].row_id: name for name in [d.id for d in library.list().documents]}
 
 
-def names(library: Library, name: str, count: int, room: int = ROOM) -> list[str]:
-    """The documents that a document's chunk is to be encoded behind."""
+def names(library: Library, name: str, count: int, longest: int = ANY) -> list[str]:
+    """The documents that a document's chunk is to be encoded behind, none of more than ``longest`` tokens."""
     (row,) = [row for row, other in rows(library).items() if other == name]
-    (found,) = library.neighbours.of([row], count, room)
+    (found,) = library.neighbours.of([row], count, lambda tokens: longest)
     assert found.chunk.row_id == row
     return [other.document_id for other in found.neighbours]
 
@@ -66,15 +66,20 @@ def test_copies_of_a_text_are_no_neighbours_of_it_nor_twice_of_another(open_libr
         assert behind[0] == "three" and behind[1] not in TEXTS.keys() - {"one"}
 
 
-def test_the_farthest_are_dropped_where_there_is_no_room(open_library: Open) -> None:
+def test_the_next_nearest_stand_in_for_those_that_are_too_long(open_library: Open) -> None:
     with open_library() as library:
         for name, text in TEXTS.items():
             ingest(library, name, text)
-        sizes = {name: len(library.chunks_of(name)[0].token_ids) for name in TEXTS}
-        room = sizes["one"] + sizes["two"] + sizes["three"]
-        assert names(library, "one", 3, room) == ["three", "two"]
-        assert names(library, "one", 3, room - 1) == ["two"]
-        assert names(library, "one", 3, sizes["one"]) == []
+        ingest(library, "long", "red green blue one " * 3)
+        long, own = (len(library.chunks_of(name)[0].token_ids) for name in ("long", "one"))
+        shorter = names(library, "one", 2)
+        assert names(library, "one", 2, long) == shorter and "long" in shorter
+        assert names(library, "one", 2, long - 1) == ["three", "two"]
+        assert names(library, "one", 2, 0) == []
+        (row,) = [row for row, name in rows(library).items() if name == "one"]
+        asked: list[int] = []
+        library.neighbours.of([row], 2, lambda tokens: asked.append(tokens) or ANY)  # type: ignore[func-returns-value]
+        assert set(asked) == {own}, "it is the chunk's length that decides"
 
 
 def test_chunks_that_are_gone_have_none_and_are_none(open_library: Open) -> None:
@@ -83,7 +88,7 @@ def test_chunks_that_are_gone_have_none_and_are_none(open_library: Open) -> None
             ingest(library, name, text)
         gone = library.chunks_of("two")[0].row_id
         library.delete("two")
-        assert library.neighbours.of([gone], 3, ROOM) == ()
+        assert library.neighbours.of([gone], 3, lambda tokens: ANY) == ()
         assert names(library, "one", 2) == ["four", "three"]
     with open_library() as library:
         for name in ("three", "four", "five"):

@@ -30,8 +30,6 @@ TAG = "00" * 9
 class Stored:
     """An engine's store, without its engine."""
 
-    sink = (1,)
-
     def __init__(self) -> None:
         self.variants: dict[str, tuple[str, ...]] = {}
         self.tag = TAG
@@ -45,8 +43,8 @@ class Stored:
     def forget(self, key: str) -> None:
         self.variants = {k: behind for k, behind in self.variants.items() if key not in (k, *behind)}
 
-    def stats(self) -> Any:
-        return SimpleNamespace(max_positions=2048)
+    def longest_neighbour(self, tokens: int) -> int:
+        return 1000 - tokens
 
 
 @pytest.fixture

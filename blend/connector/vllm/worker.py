@@ -24,6 +24,7 @@ from blend.connector.vllm.pages import Pages
 from blend.connector.vllm.plugin import root_of
 from blend.connector.vllm.queue import Queue
 from blend.connector.vllm.selftest import check_layout
+from blend.encoding import CONTEXT
 from blend.errors import BlendError, ModelUnsupported
 from blend.model import source
 from blend.model.fingerprint import fingerprint
@@ -81,6 +82,7 @@ class Worker:
             dtype=str(decoder.dtype),
             sink=sink,
             layout_version=LAYOUT_VERSION,
+            context=CONTEXT,
             rope=getattr(text, "rope_parameters", None) or {},
             tp_rank=decoder.shards.rank,
             tp_size=decoder.shards.size,
