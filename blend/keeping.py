@@ -91,8 +91,9 @@ class Keeping:
             return self._chunks.prepare(chunk, namespace, others)
 
         mean = yield from do(Alone(prepare))
-        for context in mean.contexts if mean is not None else ():
-            yield from self._encode_context(mean, context)
+        if mean is not None:
+            for context in mean.contexts:
+                yield from _add(mean, context)
         keys = [self._chunks.key(one, namespace) for one in (chunk, *others)]
 
         def store() -> Stored | None:
@@ -101,12 +102,6 @@ class Keeping:
             return None if unwanted else self._encode(chunk, namespace, others, mean)
 
         return (yield from do(Alone(store)))
-
-    def _encode_context(self, mean: Mean, context: Sequence[Chunk]) -> Steps[None]:
-        """Add one context to a mean. Its canvas is gone before the next one's is made."""
-        canvas, ids = mean.prepare(context)
-        yield from do(Prefill(canvas, ids, torch.arange(len(ids), device=ids.device), shared=False))
-        mean.add(context, canvas)
 
     def _encode(
         self, chunk: Chunk, namespace: str, behind: Sequence[Chunk] = (), mean: Mean | None = None
@@ -151,3 +146,10 @@ class Keeping:
             return tag
 
         return self._store.drop(self._scheduler.call(disown))  # requests need not wait for that
+
+
+def _add(mean: Mean, context: Sequence[Chunk]) -> Steps[None]:
+    """Add one context to a mean. Its canvas is gone before the next one's is made."""
+    canvas, ids = mean.prepare(context)
+    yield from do(Prefill(canvas, ids, torch.arange(len(ids), device=ids.device), shared=False))
+    mean.add(context, canvas)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from blend import Chunk, Engine, Part, Plan, Prompt, StoreConfig, Text
-from blend.encoding import Encoder, with_sensitivity
-from blend.errors import TierUnavailable
+from blend import Chunk, Engine, Part, Plan, Prompt, StoreConfig, Text, encoding
+from blend import engine as engines
+from blend.encoding import Encoder, Mean, contexts, with_sensitivity
+from blend.errors import PromptTooLong, TierUnavailable
 from blend.recompute import passes, prefill
 from blend.recompute.budget import Budget
+from blend.recompute.canvas import Canvas
 from blend.recompute.prefill import Outcome, Repair
 from blend.recompute.select import Blend
 from blend.store import DiskTier, Header, HostTier, ObjectKey, layout
@@ -22,10 +26,12 @@ from tests import tiny
 from tests.store.helpers import make
 
 CHUNK, ONE, TWO = (Chunk(tiny.random_ids(length, length)) for length in (40, 23, 31))
+NEAR = tuple(Chunk(tiny.random_ids(length, length)) for length in (11, 26, 17, 21, 14))
+"""Three contexts: behind the last two, the two before them, and the first one."""
 QUESTION = Text(tiny.random_ids(9, 3))
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "smollm3"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save_model(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -69,15 +75,136 @@ def values(header: Header) -> torch.Tensor:
     return torch.from_numpy(found.astype(np.float32))
 
 
-def by_hand(engine: Engine, chunk: Chunk, behind: Sequence[Chunk]) -> torch.Tensor:
-    """How far each token's values move, ``[L, T]``, by one pass over each context."""
-    found = []
-    for before in ([], behind):
-        ids = torch.tensor([*engine.sink, *(t for other in before for t in other.token_ids), *chunk.token_ids])
-        canvas = engine.decoder.new_canvas(len(ids))
-        passes.everything(engine.decoder, canvas, ids, max_rows=7)
-        found.append(canvas.v[:, :, -len(chunk) :].transpose(1, 2).flatten(2))
-    return (found[1] - found[0]).norm(dim=-1)
+def behind_all(engine: Engine, chunk: Chunk, before: Sequence[Chunk]) -> torch.Tensor:
+    """A chunk's KV ``[L, 2, KVH, T, D]`` behind these, by one pass."""
+    ids = torch.tensor([*engine.sink, *(t for other in before for t in other.token_ids), *chunk.token_ids])
+    canvas = engine.decoder.new_canvas(len(ids))
+    passes.everything(engine.decoder, canvas, ids, max_rows=7)
+    return torch.stack((canvas.k, canvas.v), dim=1)[:, :, :, -len(chunk) :].clone()
+
+
+def by_hand(engine: Engine, chunk: Chunk, *behind: Sequence[Chunk]) -> torch.Tensor:
+    """How far each token's values move, ``[L, T]``, in the mean over these contexts."""
+    values = torch.stack([behind_all(engine, chunk, before)[:, 1] for before in behind]).mean(0)
+    return (values - behind_all(engine, chunk, ())[:, 1]).transpose(1, 2).flatten(2).norm(dim=-1)
+
+
+def turned_by_hand(engine: Engine, keys: torch.Tensor, shift: int) -> torch.Tensor:
+    """Keys ``[L, KVH, T, D]`` so many positions later, by a rotation matrix for each pair, in float64."""
+    found = keys.double()
+    for layer, rotation in enumerate(engine.decoder.rotations):
+        if rotation is None:
+            continue
+        pairs = len(rotation.inverse_frequencies)
+        turn = torch.eye(keys.shape[-1], dtype=torch.float64)
+        for pair, frequency in enumerate(rotation.inverse_frequencies.tolist()):
+            i, j = (pair, pair + pairs) if rotation.pairing == "half" else (2 * pair, 2 * pair + 1)
+            sin, cos = math.sin(frequency * shift), math.cos(frequency * shift)
+            turn[i, i], turn[i, j], turn[j, i], turn[j, j] = cos, -sin, sin, cos
+        found[layer] = found[layer] @ turn.T
+    return found
+
+
+def kv_of(engine: Engine, chunk: Chunk) -> torch.Tensor:
+    """The stored KV ``[L, 2, KVH, T, D]`` of a chunk, of the conditioned variant where there is one."""
+    lease = engine.store.get(header_of(engine, chunk).key)
+    assert lease is not None
+    with lease:
+        layers, heads, tokens, dim = lease.header.shape
+        found = torch.frombuffer(bytearray(lease.payload()), dtype=engine.decoder.dtype)
+    return found.view(layers, 2, heads, tokens, dim)
+
+
+def test_neighbours_come_two_at_a_time_from_the_nearest_on() -> None:
+    one, two, three, four, five = NEAR
+    assert contexts(NEAR) == [(four, five), (two, three), (one,)]
+    assert contexts(NEAR[1:]) == [(four, five), (two, three)]
+    assert contexts([one, two]) == [[one, two]] and contexts([one]) == [[one]]
+    assert contexts(()) == [()]
+
+
+def test_what_is_stored_is_the_mean_over_the_contexts(engine: Engine) -> None:
+    engine.precompute([CHUNK], behind=[NEAR])
+    header, got = header_of(engine, CHUNK), kv_of(engine, CHUNK)
+    assert header.position == len(engine.sink) + len(NEAR[3]) + len(NEAR[4])
+    assert header.neighbours == tuple(map(engine.content_key, NEAR))
+    groups = (NEAR[3:], NEAR[1:3], NEAR[:1])
+    alone = [behind_all(engine, CHUNK, group) for group in groups]
+    at = [len(engine.sink) + sum(map(len, group)) for group in groups]
+    keys = [turned_by_hand(engine, kv[:, 0], at[0] - own) for kv, own in zip(alone, at, strict=True)]
+    torch.testing.assert_close(got[:, 0], torch.stack(keys).mean(0).float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got[:, 1], torch.stack([kv[:, 1] for kv in alone]).mean(0), rtol=1e-4, atol=1e-5)
+    assert float((got - alone[0]).abs().max()) > 0.01, "not the first of them"
+    want = by_hand(engine, CHUNK, *groups)
+    torch.testing.assert_close(values(header), want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("others", [(ONE,), (ONE, TWO)], ids=len)
+def test_one_context_is_what_one_pass_gives_bit_for_bit(engine: Engine, others: tuple[Chunk, ...]) -> None:
+    engine._chunks.encode(CHUNK, "default", others)
+    assert torch.equal(kv_of(engine, CHUNK), engine._chunks._encoder.kv(CHUNK, others))
+    assert header_of(engine, CHUNK).position == len(engine.sink) + sum(map(len, others))
+
+
+def test_the_mean_is_cast_once(model: Path, tmp_path: Path) -> None:
+    with tiny.engine(model, tmp_path, dtype="bfloat16") as engine:
+        engine.precompute([CHUNK], behind=[NEAR])
+        alone = [behind_all(engine, CHUNK, group)[:, 1].float() for group in (NEAR[3:], NEAR[1:3], NEAR[:1])]
+        got = kv_of(engine, CHUNK)
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got[:, 1], (sum(alone) / 3).to(torch.bfloat16), rtol=2**-6, atol=2**-6)
+
+
+def test_slice_by_slice_is_the_same_as_in_one_go(model: Path, tmp_path: Path) -> None:
+    with tiny.engine(model, tmp_path, max_rows=1000) as engine:
+        engine._chunks.encode(CHUNK, "default", NEAR)
+        whole, position = kv_of(engine, CHUNK), header_of(engine, CHUNK).position
+        engine.forget([CHUNK])
+        engine.precompute([CHUNK], behind=[NEAR])
+        assert header_of(engine, CHUNK).position == position
+        torch.testing.assert_close(kv_of(engine, CHUNK), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_one_canvas_is_held_at_a_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    canvases: list[weakref.ref[torch.Tensor]] = []
+    new_canvas = engine.decoder.new_canvas
+
+    def counted(length: int) -> Canvas:
+        assert not any(k() is not None for k in canvases)
+        canvas = new_canvas(length)
+        canvases.append(weakref.ref(canvas.k))
+        return canvas
+
+    monkeypatch.setattr(engine.decoder, "new_canvas", counted)
+    engine.precompute([CHUNK], behind=[NEAR])
+    assert len(canvases) == 4, "three contexts and the plain variant"
+    assert len(engine.behind(CHUNK)) == len(NEAR)
+
+
+def test_a_context_is_all_that_has_to_fit(tmp_path: Path) -> None:
+    model = tiny.save_model(tmp_path / "model", max_position_embeddings=64)
+    with tiny.engine(model, tmp_path / "store") as engine:
+        fits, one_more = (tuple(Chunk(tiny.random_ids(n, n + at)) for at in range(4)) for n in (11, 12))
+        engine.precompute([CHUNK], behind=[fits])
+        assert len(engine.behind(CHUNK)) == 4
+        with pytest.raises(PromptTooLong, match="65"):
+            engine.precompute([CHUNK], behind=[(*one_more[:2], *fits[:2])])
+        assert engine.longest_neighbour(len(CHUNK)) == 11
+        assert engine.longest_neighbour(63) == 0
+
+
+def test_another_size_of_contexts_is_another_key(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another version encoded behind more at a time is not taken for it."""
+    seen = []
+    for size in (2, 3):
+        monkeypatch.setattr(encoding, "CONTEXT", size)
+        monkeypatch.setattr(engines, "CONTEXT", size)
+        with tiny.engine(model, tmp_path) as engine:
+            assert engine.behind(CHUNK) == ()
+            engine.precompute([CHUNK], behind=[NEAR])
+            seen.append(header_of(engine, CHUNK))
+    assert len({header.key.variant for header in seen}) == len({header.key.content for header in seen}) == 2
+    assert seen[0].position < seen[1].position
 
 
 @pytest.mark.parametrize("plain", ["in memory", "on disk", "corrupt", "not stored"])
@@ -260,6 +387,27 @@ def test_what_is_forgotten_while_a_chunk_is_encoded_behind_others_does_not_come_
     assert engine.behind(CHUNK) == (engine.content_key(ONE),)
 
 
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_what_is_forgotten_between_two_contexts_does_not_come_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """One of a context that is still to come, or was computed already."""
+    engine.precompute([CHUNK, *NEAR])
+    add, added = Mean.add, list[Sequence[Chunk]]()
+
+    def adding(mean: Mean, context: Sequence[Chunk], canvas: Canvas) -> None:
+        add(mean, context, canvas)
+        added.append(context)
+        if len(added) == after:
+            engine._keeping.misses.forget([engine.content_key(NEAR[2])])  # as a call that comes now does in this thread
+
+    monkeypatch.setattr(Mean, "add", adding)
+    engine.precompute([CHUNK], behind=[NEAR])
+    assert engine.behind(CHUNK) == () and len(added) == 3
+    engine.precompute([CHUNK], behind=[NEAR])
+    assert len(engine.behind(CHUNK)) == len(NEAR)
+
+
 def test_others_have_their_turn_while_a_chunk_is_encoded_behind_others(model: Path, tmp_path: Path) -> None:
     with tiny.engine(model, tmp_path, max_rows=16) as engine:
         passed: list[int] = []
@@ -275,6 +423,6 @@ def test_others_have_their_turn_while_a_chunk_is_encoded_behind_others(model: Pa
         assert whole is not None
         whole.release()
         passed.clear()
-        engine.precompute([CHUNK], behind=[[ONE, TWO]])
-        assert len(passed) > 1 and max(passed) <= 16
-        assert sum(passed) == len(engine.sink) + len(CHUNK) + len(ONE) + len(TWO)
+        engine.precompute([CHUNK], behind=[[*NEAR, ONE, TWO]])
+        assert len(passed) > 4 and max(passed) <= 16
+        assert sum(passed) == 4 * (len(engine.sink) + len(CHUNK)) + sum(map(len, (*NEAR, ONE, TWO)))

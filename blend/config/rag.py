@@ -18,8 +18,8 @@ class RagConfig:
     Args:
         chunk_tokens: most tokens of one chunk, the chunk template's tokens included.
         embedding_model: ``all-minilm-l6-v2`` (carried by a package) or whatever sentence-transformers loads.
-        neighbours: nearest chunks that a service encodes each chunk behind, in idle time, for its ``conditioned``
-            variant; 0 to 10, where 0 encodes none.
+        neighbours: nearest chunks that a service encodes each chunk behind, two at a time, in idle time, for its
+            ``conditioned`` variant; 0 to 10, where 0 encodes none.
         top_k: passages given to a question unless it asks for another number.
         max_document_bytes: largest document, in bytes of UTF-8.
         max_new_tokens: answer length unless a question asks for another.

@@ -80,7 +80,8 @@ class Header:
         layers, kv_heads, head_dim: shape of the KV; with the tokens, a layer is ``[2, kv_heads, tokens, head_dim]``.
         dtype: ``float32``, ``float16`` or ``bfloat16``.
         generation: 16 random bytes of the writer (:func:`new_generation`).
-        position: where the chunk's first token stood when its KV was computed.
+        position: where the chunk's first token stood when its KV was computed; of what is a mean over several contexts,
+            where its keys were turned to.
         neighbours: content keys that a conditioned variant was computed behind, in order; none for ``plain``.
         checksums: one :func:`checksum` a layer; none until :meth:`sealed` has worked them out.
         sensitivity: how much what stands before a token changes its values: float16, little-endian, of

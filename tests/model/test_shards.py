@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from blend import Engine, Plan, Prompt, filling
+from blend import Chunk, Engine, Plan, Prompt, filling
 from blend.model.shards import Shards
 from tests import tiny
 from tests.test_encoding import given
@@ -165,6 +165,26 @@ def test_a_plain_variant_that_one_lacks_is_computed_by_all(
     engine.precompute([second], behind=[(first,)])
     sink = len(engine.sink)
     assert passes == [sink + len(first) + len(second), sink + len(second)]
+
+
+def test_all_encode_a_chunk_behind_every_context_in_one_order(
+    engine: Engine, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk, *near = (Chunk(tiny.random_ids(length, length)) for length in (40, 11, 26, 17))
+    passes: list[int] = []
+    forward = engine.decoder.forward
+
+    def counted(rows: Any, **options: Any) -> Any:
+        passes.append(len(rows[0]))
+        return forward(rows, **options)
+
+    monkeypatch.setattr(engine.decoder, "forward", counted)
+    for lacking in (False, True):  # here nothing is stored; then all is, and the other shard lacks it
+        others.lacks = lambda meeting, flags: [0] if lacking else []  # noqa: B023
+        passes.clear()
+        engine.precompute([chunk], behind=[near])
+        assert [length - len(engine.sink) - len(chunk) for length in passes] == [26 + 17, 11, 0]
+    assert engine.behind(chunk) == tuple(map(engine.content_key, near))
 
 
 def test_one_alone_agrees_with_itself() -> None:

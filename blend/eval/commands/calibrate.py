@@ -42,7 +42,7 @@ HELP = "measure a model once, for method auto and its quality target to go by"
 EXAMPLES = """\
 blend-eval calibrate --model ./my-model
 blend-eval calibrate --dataset questions.json --limit 40 --ratios 0.1,0.2 --output blend_calibration.json
-blend-eval calibrate --variants plain,conditioned --neighbours 3 --seconds 3600 --results calibrating
+blend-eval calibrate --variants plain,conditioned --neighbours 6 --seconds 3600 --results calibrating
 """
 
 
