@@ -20,6 +20,19 @@ DOUBT = 8
 """How many rows count as much as the assumption that nothing moves: with n of them, n / (n + DOUBT) of the mean."""
 
 
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """Rows of a pass that show a move: which of its rows, their positions, and the numbers of their chunks, ``[R]``."""
+
+    rows: Tensor
+    positions: Tensor
+    chunks: Tensor
+    turns: dict[int, Turn] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 @dataclass(eq=False)
 class Correction:
     """What one request's chunks have moved, and where that is applied.
@@ -30,53 +43,74 @@ class Correction:
     Args:
         rotations: one for each layer, ``None`` for one whose keys know no positions.
         start: position of the question.
-        seen: ``[S]`` int64 ascending, all before ``start``: rows that are computed again and show the move.
-        moved: ``[M]`` int64 ascending: positions whose keys are moved.
-        seen_chunks, moved_chunks: ``[S]`` and ``[M]`` int64, the number of each one's chunk, from 0 without gaps.
+        spans: ``(start, end)`` of what is moved of each chunk, ascending, and all before ``start``.
+        numbers: ``[N]`` int64, for each position that is computed again and shows the move of a chunk that chunk's
+            number among ``spans``, -1 for all others.
+        moved: ``[N]`` float32, 1 where keys are moved and 0 elsewhere.
     """
 
     rotations: tuple[Rotation | None, ...]
     start: int
-    seen: Tensor
+    spans: tuple[tuple[int, int], ...]
+    numbers: Tensor
     moved: Tensor
-    seen_chunks: Tensor
-    moved_chunks: Tensor
-    _turns: dict[tuple[int, bool], Turn] = field(default_factory=dict, repr=False)
+    _angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     _sums: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _weights: Tensor | None = field(default=None, repr=False)
 
-    def find(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of the rows at ``positions`` ``[R]`` show a move, and which of ``seen`` these are."""
-        here = torch.isin(positions, self.seen).nonzero().squeeze(1)
-        return here, torch.searchsorted(self.seen, positions[here])
+    def shown(self, positions: Tensor) -> Shown:
+        """Return which of the rows at ``positions`` ``[R]`` int64 show a move."""
+        numbers = self.numbers[positions]
+        rows = (numbers >= 0).nonzero().squeeze(1)
+        return Shown(rows, positions[rows], numbers[rows])
 
-    def saw(self, layer: int, which: Tensor, fresh: Tensor, stored: Tensor) -> None:
-        """Take note of keys ``[KVH, R, D]`` of one layer, computed and stored, at ``seen[which]``: each once."""
+    def saw(self, layer: int, shown: Shown, fresh: Tensor, stored: Tensor) -> None:
+        """Take note of one layer's keys ``[KVH, R, D]`` as they were computed and as they are stored: each row once."""
         if layer not in self._sums:
-            chunks = int(self.seen_chunks[-1]) + 1
-            self._sums[layer] = fresh.new_zeros(len(fresh), chunks, fresh.shape[2], dtype=torch.float32)
-        move = self._turned(layer, fresh.float() - stored.float(), seen=True, which=which)
-        self._sums[layer].index_add_(1, self.seen_chunks[which], move)
+            size = len(fresh), len(self.spans), fresh.shape[2]
+            self._sums[layer] = torch.zeros(size, dtype=torch.float32, device=fresh.device)
+        move, rotation = fresh.float() - stored.float(), self.rotations[layer]
+        if rotation is not None:
+            turn = shown.turns.get(id(rotation))
+            if turn is None:
+                turn = shown.turns[id(rotation)] = rotation.at(-shown.positions)
+            back = torch.empty_like(move, memory_format=torch.contiguous_format)
+            turn.into(move, back)
+            move = back
+        self._sums[layer].index_add_(1, shown.chunks, move)
 
-    def applied(self, layer: int, keys: Tensor) -> Tensor:
-        """Return the keys ``[KVH, M, D]`` at ``moved`` of one layer, moved, in their dtype.
+    def apply(self, layer: int, keys: Tensor) -> None:
+        """Move the keys ``[KVH, N, D]`` of one layer's canvas, in float32 and rounded once.
 
-        To be called once all of ``seen`` has been, and once: what was noted of the layer is let go of.
+        To be called once all rows before ``start`` were seen, and once: what was noted of the layer is let go of.
         """
-        sums = self._sums.pop(layer)
-        mean = sums / (torch.bincount(self.seen_chunks) + DOUBT)[:, None]
-        return (keys.float() + self._turned(layer, mean[:, self.moved_chunks], seen=False)).to(keys.dtype)
-
-    def _turned(self, layer: int, vectors: Tensor, *, seen: bool, which: Tensor | None = None) -> Tensor:
-        """Turn vectors ``[KVH, R, D]`` at ``seen`` back to position 0, or from there to ``moved``."""
+        mean = self._sums.pop(layer) * self._weight()
         rotation = self.rotations[layer]
-        if rotation is None:
-            return vectors
-        turn = self._turns.get((id(rotation), seen))
-        if turn is None:
-            turn = self._turns[id(rotation), seen] = rotation.at(-self.seen if seen else self.moved)
-        out = torch.empty_like(vectors, memory_format=torch.contiguous_format)
-        (turn if which is None else turn.only(which)).into(vectors, out)
-        return out
+        dims = 0 if rotation is None else rotation.dims
+        for number, (start, end) in enumerate(self.spans):
+            own, by = keys[:, start:end], mean[:, number : number + 1]
+            if rotation is not None:
+                cos, sin = (table[start:end] for table in self._table(rotation))
+                (x, y), (a, b) = rotation.pairs(own), rotation.pairs(by)
+                x.add_((a * cos).addcmul_(b, sin, value=-1))
+                y.add_((b * cos).addcmul_(a, sin))
+            if dims < keys.shape[2]:
+                own[..., dims:].add_(by[..., dims:] * self.moved[start:end, None])
+
+    def _weight(self) -> Tensor:
+        """``[C, 1]``: what makes a chunk's sum its mean, with doubt."""
+        if self._weights is None:
+            counted = self.numbers[self.numbers >= 0]
+            self._weights = 1 / (torch.bincount(counted, minlength=len(self.spans)) + DOUBT)[:, None]
+        return self._weights
+
+    def _table(self, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[start, P]`` of positions, 0 where nothing is moved."""
+        if id(rotation) not in self._angles:
+            turn = rotation.at(torch.arange(self.start, device=self.moved.device))
+            here = self.moved[: self.start, None]
+            self._angles[id(rotation)] = turn.cos * here, turn.sin * here
+        return self._angles[id(rotation)]
 
     def observer(self) -> Correcting:
         """Return what measures and applies it in passes over a canvas that holds the stored keys."""
@@ -92,7 +126,7 @@ class Correcting(Observer):
 
     def __init__(self, correction: Correction) -> None:
         self._correction = correction
-        self._rows = self._which = correction.seen[:0]
+        self._shown = correction.shown(correction.numbers[:0])
         self._left = set(range(len(correction.rotations)))
 
     def before_write(
@@ -102,10 +136,10 @@ class Correcting(Observer):
         if layer not in self._left:
             return
         if layer == 0:
-            self._rows, self._which = self._correction.find(rows.positions)
-        if len(self._rows):
-            stored = rows.canvas.k[layer][:, rows.positions[self._rows]]
-            self._correction.saw(layer, self._which, key[:, self._rows], stored)
+            self._shown = self._correction.shown(rows.positions)
+        if len(self._shown):
+            stored = rows.canvas.k[layer].index_select(1, self._shown.positions)
+            self._correction.saw(layer, self._shown, key.index_select(1, self._shown.rows), stored)
 
     def after_attention(self, layer: int, rows: Rows) -> int:
         """Move the layer's keys, once, behind the attention of what must not see that."""
@@ -122,8 +156,7 @@ class Correcting(Observer):
 
     def _apply(self, layer: int, canvas: Canvas) -> None:
         self._left.remove(layer)
-        moved = self._correction.moved
-        canvas.k[layer].index_copy_(1, moved, self._correction.applied(layer, canvas.k[layer][:, moved]))
+        self._correction.apply(layer, canvas.k[layer])
 
 
 def correction(
@@ -144,16 +177,15 @@ def correction(
         start: position of the question.
         heads: of each chunk so many first tokens move in a way of their own, and are neither gone by nor moved.
     """
-    fresh = torch.zeros(len(candidates), dtype=torch.bool, device=candidates.device).index_fill_(0, chosen, True)
-    numbers = torch.full((len(candidates),), -1, dtype=torch.int64, device=candidates.device)
-    known = 0
-    for first, end in chunks:
-        inside = slice(first + heads, end)
-        if bool(fresh[inside].any()) and bool((candidates & ~fresh)[inside].any()):
-            numbers[inside] = known
-            known += 1
-    if not known:
-        return None
-    seen = (fresh & (numbers >= 0)).nonzero().squeeze(1)
-    moved = (candidates & ~fresh & (numbers >= 0)).nonzero().squeeze(1)
-    return Correction(rotations, start, seen, moved, numbers[seen], numbers[moved])
+    here = candidates.cpu()
+    fresh = torch.zeros(len(here), dtype=torch.bool).index_fill_(0, chosen.cpu(), True)
+    numbers, moved = torch.full((len(here),), -1), torch.zeros(len(here))
+    spans: list[tuple[int, int]] = []
+    for first, end in ((first + heads, end) for first, end in chunks if first + heads < end):
+        shows, moves = fresh[first:end], (here & ~fresh)[first:end]
+        if bool(shows.any()) and bool(moves.any()):
+            numbers[first:end][shows] = len(spans)
+            moved[first:end][moves] = 1.0
+            spans.append((first, end))
+    device = candidates.device
+    return Correction(rotations, start, tuple(spans), numbers.to(device), moved.to(device)) if spans else None

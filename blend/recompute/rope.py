@@ -90,24 +90,23 @@ class Turn:
     Args:
         rotation: how keys turn.
         cos, sin: ``[P]`` float32, of the angle of each pair; ``[T, P]`` where each token has a shift of its own.
+
+    Attributes:
+        cos, sin: the same, on the device that was last worked on.
     """
 
-    __slots__ = ("_cos", "_rotation", "_sin")
+    __slots__ = ("_rotation", "cos", "sin")
 
     def __init__(self, rotation: Rotation, cos: Tensor, sin: Tensor) -> None:
         self._rotation = rotation
-        self._cos = cos
-        self._sin = sin
+        self.cos = cos
+        self.sin = sin
 
     @property
     def table(self) -> npt.NDArray[np.float32]:
         """``[2, P]`` or ``[2, T, P]`` float32: cosines and sines in host memory."""
-        table: npt.NDArray[np.float32] = torch.stack((self._cos, self._sin)).cpu().numpy()
+        table: npt.NDArray[np.float32] = torch.stack((self.cos, self.sin)).cpu().numpy()
         return table
-
-    def only(self, which: Tensor) -> Turn:
-        """Return the turn of some of the tokens, ``which`` ``[R]`` int64, where each has a shift of its own."""
-        return Turn(self._rotation, self._cos[which], self._sin[which])
 
     def into(self, keys: Tensor, out: Tensor) -> None:
         """Write ``keys`` ``[..., T, D]``, turned, to ``out`` of the same shape and dtype; the two must not overlap.
@@ -120,15 +119,15 @@ class Turn:
         dims = self._rotation.dims
         if keys.shape[-1] < dims:
             raise InvalidInput("keys", tuple(keys.shape), f"a last dimension of {dims} or more")
-        if self._cos.device != keys.device:
-            self._cos, self._sin = self._cos.to(keys.device), self._sin.to(keys.device)
+        if self.cos.device != keys.device:
+            self.cos, self.sin = self.cos.to(keys.device), self.sin.to(keys.device)
         if dims < keys.shape[-1]:
             out[..., dims:].copy_(keys[..., dims:])
         (x, y), (out_x, out_y) = self._rotation.pairs(keys), self._rotation.pairs(out)
         x, y = x.float(), y.float()
         if keys.dtype == torch.float32:
-            torch.mul(x, self._cos, out=out_x).addcmul_(y, self._sin, value=-1)
-            torch.mul(y, self._cos, out=out_y).addcmul_(x, self._sin)
+            torch.mul(x, self.cos, out=out_x).addcmul_(y, self.sin, value=-1)
+            torch.mul(y, self.cos, out=out_y).addcmul_(x, self.sin)
         else:
-            out_x.copy_((x * self._cos).addcmul_(y, self._sin, value=-1))
-            out_y.copy_((y * self._cos).addcmul_(x, self._sin))
+            out_x.copy_((x * self.cos).addcmul_(y, self.sin, value=-1))
+            out_y.copy_((y * self.cos).addcmul_(x, self.sin))

@@ -113,7 +113,7 @@ def test_however_rows_are_cut_into_passes(engine: Engine, max_rows: int) -> None
 
 def test_a_pass_that_is_run_again_moves_nothing_twice(engine: Engine) -> None:
     kept = run(engine, corrected=False)
-    blend, moved = kept.blend, kept.correction.moved
+    blend, moved = kept.blend, kept.correction.moved.nonzero().squeeze(1)
     blend.canvas.k[:, :, moved] = kept.stored[0][:, :, moved]
     rows = prefill.rows_of(blend, Selection(kept.chosen))
     observer = kept.correction.observer()
