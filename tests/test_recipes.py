@@ -54,3 +54,14 @@ def test_plain_chunks_lose_what_the_engine_loses_by_reuse(bench: Any) -> None:
     full = bench.full.logits.log_softmax(-1)
     kl = torch.nn.functional.kl_div(reused.logits.log_softmax(-1), full, reduction="sum", log_target=True)
     assert dict(book.baselines(bench))[book.REUSE].first == pytest.approx(float(kl), rel=1e-3)
+
+
+def test_what_is_kept_is_what_the_engine_does(bench: Any) -> None:
+    engine, chunks = bench.engine, tiny.chunks_of(PROMPT)
+    engine.precompute(chunks, behind=[[other for other in chunks if other != chunk] for chunk in chunks])
+    blended = engine.prefill(PROMPT, Plan("query", ratio=1.0, max_charged=CAP, variant="conditioned"))
+    full = bench.full.logits.log_softmax(-1)
+    kl = torch.nn.functional.kl_div(blended.logits.log_softmax(-1), full, reduction="sum", log_target=True)
+    kept = bench.chosen(book.KEPT, bench.weighted(book.KEPT))
+    assert blended.report.charged_ratio == pytest.approx(kept.charged, abs=0.005)
+    assert kept.first == pytest.approx(float(kl), rel=1e-2)
