@@ -20,6 +20,7 @@ from blend.recompute import passes, prefill
 from blend.recompute.budget import Budget
 from blend.recompute.canvas import Canvas
 from blend.recompute.prefill import Outcome, Repair
+from blend.recompute.rope import Pairing, Rotation
 from blend.recompute.select import Blend
 from blend.store import DiskTier, Header, HostTier, ObjectKey, layout
 from tests import tiny
@@ -123,7 +124,13 @@ def test_neighbours_come_two_at_a_time_from_the_nearest_on() -> None:
     assert contexts(()) == [()]
 
 
-def test_what_is_stored_is_the_mean_over_the_contexts(engine: Engine) -> None:
+@pytest.mark.parametrize("pairing", [None, "half", "interleaved"])
+def test_what_is_stored_is_the_mean_over_the_contexts(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, pairing: Pairing | None
+) -> None:
+    if pairing is not None:  # as of a model whose keys turn in part
+        made_up = Rotation(torch.tensor([0.9, 0.2, 0.03]), pairing)
+        monkeypatch.setattr(engine.decoder, "rotations", (made_up, None, made_up, made_up))
     engine.precompute([CHUNK], behind=[NEAR])
     header, got = header_of(engine, CHUNK), kv_of(engine, CHUNK)
     assert header.position == len(engine.sink) + len(NEAR[3]) + len(NEAR[4])

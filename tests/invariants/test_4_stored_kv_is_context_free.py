@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from blend import Chunk, Engine, Plan, Prompt, Text
+from blend.encoding import CONTEXT
 from blend.store import Header, ObjectKey
 from tests import tiny
 
@@ -57,15 +58,15 @@ def test_another_sink_is_another_key(model_of, tmp_path: Path) -> None:  # type:
 
 
 def test_a_conditioned_variant_is_another_object_of_the_same_chunk(llama: Engine) -> None:
-    chunk, one, two = (Chunk(tiny.random_ids(20, seed)) for seed in (1, 2, 3))
+    chunk, one, two, three = (Chunk(tiny.random_ids(20, seed)) for seed in (1, 2, 3, 4))
     llama.precompute([chunk])
-    for behind in ((one,), (one, two)):
+    for behind in ((one,), (one, two), (one, two, three)):
         assert llama.precompute([chunk], behind=[behind]) == [llama.content_key(chunk)]
         variant, plain = llama.store.variants(llama.content_key(chunk))
         assert plain == "plain"
         header, _ = stored(llama, chunk, variant=variant)
         assert header.neighbours == tuple(llama.content_key(c) for c in behind)
-        assert header.position == 1 + 20 * len(behind)
+        assert header.position == 1 + 20 * min(len(behind), CONTEXT)
         assert stored(llama, chunk)[0].neighbours == ()
     prompt = Prompt([Text((1, 5)), chunk, Text((9, 8))])
     assert llama.prefill(prompt, Plan("reuse")).report.chunks[0].variant != "plain"
