@@ -21,10 +21,11 @@ from blend.recompute.kernels.dispatch import Kernels, kernels
 from blend.recompute.kernels.fit import shape
 from blend.recompute.kernels.launch import Launch, collected
 from blend.recompute.kernels.memory import Canvases, Memory, Pages
+from blend.recompute.kernels.spans import Spans
 from blend.recompute.kernels.stored import Stored, Turns
 from blend.recompute.rope import Rotation
 
-KERNELS = ("attend", "mass", "assemble", "commit", "deviation")
+KERNELS = ("attend", "mass", "assemble", "commit", "deviation", "move")
 """Those that take longest to build first."""
 CPU = torch.device("cpu")
 KEYS = 2048
@@ -68,6 +69,7 @@ PLANS: dict[str, tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]]]] = {
         {"score": (None, "key", "value", "both"), "paged": (False, True), "kv_heads": (8, 1)},
     ),
     "deviation": (SIZES, {"both": (False, True), "placed": (False, True)}),
+    "move": (SIZES, {"share": (1.0, 0.5, 0.0), "pairing": ("half", "interleaved")}),
 }
 """By kernel, what is combined in full with every architecture, and what is spread over that."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -167,6 +169,7 @@ ALLOWED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "assemble": _stored_so,
     "commit": _fits,
     "deviation": _fits,
+    "move": _fits,
 }
 
 
@@ -272,10 +275,17 @@ def _deviation(version: Kernels, *, dims: int, dtype: torch.dtype, both: bool, p
         version.deviation(fresh[0], cached[0], positions)
 
 
+def _move(version: Kernels, *, dims: int, dtype: torch.dtype, share: float, pairing: Any) -> None:
+    spans = Spans(((8, 100), (100, 120)), torch.ones(128))
+    turns = Turns(*torch.zeros(2, 120, int(dims * share) // 2), pairing) if share else None
+    version.move(torch.zeros(2, 128, dims, dtype=dtype), torch.zeros(2, 2, dims), spans, turns)
+
+
 CALLS: dict[str, Callable[..., None]] = {
     "attend": _attend,
     "mass": _mass,
     "assemble": _assemble,
     "commit": _commit,
     "deviation": _deviation,
+    "move": _move,
 }

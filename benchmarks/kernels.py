@@ -36,6 +36,7 @@ from blend import versions
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.dispatch import kernels
 from blend.recompute.kernels.memory import Canvases
+from blend.recompute.kernels.spans import Spans
 from blend.recompute.kernels.stored import Stored, Turns
 from blend.recompute.rope import Rotation
 
@@ -126,6 +127,11 @@ def measure(length: int = 32768, ratio: float = 0.15) -> list[Timing]:
         lambda: version.commit(*fresh, memory, 0, batch, score="both"),
     )
     by_bytes("deviation", "values", 2 * value.nbytes, lambda: version.deviation(whole[1], value))
+    places = Turns.of(Rotation(5e5 ** -(torch.arange(64) / 64), "half"), range(length), device)
+    spans = Spans(tuple((at, at + 512) for at in range(0, length, 512)), torch.ones(length, device=device))
+    mean = torch.zeros(kv_heads, len(spans), dims, device=device)
+    size = 2 * key.nbytes + places.cos.nbytes + places.sin.nbytes
+    by_bytes("move", f"{length} tokens", size, lambda: version.move(key, mean, spans, places))
     few = question[-4:]
     for own in (few, question):
         asked = query[:, : len(own)]

@@ -260,7 +260,8 @@ class Bench:
     def correction(self, chosen: Tensor, heads: int = HEADS) -> Observer | None:
         """Return what moves the keys of all others, as the engine does."""
         question = self.spans[-1][1]
-        found = correction(self.engine.decoder.rotations, tuple(self.spans), ~self.text, chosen, question, heads)
+        decoder = self.engine.decoder
+        found = correction(decoder.rotations, tuple(self.spans), ~self.text, chosen, question, heads, decoder.kernels)
         return None if found is None else found.observer()
 
     def chosen(self, stored: Way, score: Tensor, heads: int = HEADS) -> Loss:

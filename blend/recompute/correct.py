@@ -14,6 +14,9 @@ from torch import Tensor
 
 from blend.model.rows import LayerAttention, Observer, Rows
 from blend.recompute.canvas import Canvas
+from blend.recompute.kernels.dispatch import Kernels
+from blend.recompute.kernels.spans import Spans
+from blend.recompute.kernels.stored import Turns
 from blend.recompute.rope import Rotation, Turn
 
 DOUBT = 8
@@ -43,18 +46,18 @@ class Correction:
     Args:
         rotations: one for each layer, ``None`` for one whose keys know no positions.
         start: position of the question.
-        spans: ``(start, end)`` of what is moved of each chunk, ascending, and all before ``start``.
+        spans: what is moved of each chunk, all before ``start``.
         numbers: ``[N]`` int64, for each position that is computed again and shows the move of a chunk that chunk's
             number among ``spans``, -1 for all others.
-        moved: ``[N]`` float32, 1 where keys are moved and 0 elsewhere.
+        kernels: what moves keys.
     """
 
     rotations: tuple[Rotation | None, ...]
     start: int
-    spans: tuple[tuple[int, int], ...]
+    spans: Spans
     numbers: Tensor
-    moved: Tensor
-    _angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    kernels: Kernels
+    _turns: dict[int, Turns] = field(default_factory=dict, repr=False)
     _sums: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _weights: Tensor | None = field(default=None, repr=False)
 
@@ -86,16 +89,7 @@ class Correction:
         """
         mean = self._sums.pop(layer) * self._weight()
         rotation = self.rotations[layer]
-        dims = 0 if rotation is None else rotation.dims
-        for number, (start, end) in enumerate(self.spans):
-            own, by = keys[:, start:end], mean[:, number : number + 1]
-            if rotation is not None:
-                cos, sin = (table[start:end] for table in self._table(rotation))
-                (x, y), (a, b) = rotation.pairs(own), rotation.pairs(by)
-                x.add_((a * cos).addcmul_(b, sin, value=-1))
-                y.add_((b * cos).addcmul_(a, sin))
-            if dims < keys.shape[2]:
-                own[..., dims:].add_(by[..., dims:] * self.moved[start:end, None])
+        self.kernels.move(keys, mean, self.spans, None if rotation is None else self._turned(rotation))
 
     def _weight(self) -> Tensor:
         """``[C, 1]``: what makes a chunk's sum its mean, with doubt."""
@@ -104,13 +98,13 @@ class Correction:
             self._weights = 1 / (torch.bincount(counted, minlength=len(self.spans)) + DOUBT)[:, None]
         return self._weights
 
-    def _table(self, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Cosines and sines ``[start, P]`` of positions, 0 where nothing is moved."""
-        if id(rotation) not in self._angles:
-            turn = rotation.at(torch.arange(self.start, device=self.moved.device))
-            here = self.moved[: self.start, None]
-            self._angles[id(rotation)] = turn.cos * here, turn.sin * here
-        return self._angles[id(rotation)]
+    def _turned(self, rotation: Rotation) -> Turns:
+        """The turns to all positions before ``start``, 0 where nothing is moved."""
+        if id(rotation) not in self._turns:
+            moved = self.spans.moved[: self.start, None]
+            turn = rotation.at(torch.arange(self.start, device=moved.device))
+            self._turns[id(rotation)] = Turns(turn.cos * moved, turn.sin * moved, rotation.pairing)
+        return self._turns[id(rotation)]
 
     def observer(self) -> Correcting:
         """Return what measures and applies it in passes over a canvas that holds the stored keys."""
@@ -166,6 +160,7 @@ def correction(
     chosen: Tensor,
     start: int,
     heads: int,
+    kernels: Kernels,
 ) -> Correction | None:
     """Return the correction of a prompt; ``None`` where no chunk has both rows to go by and keys to move.
 
@@ -176,6 +171,7 @@ def correction(
         chosen: ``[S]`` int64 ascending, those of them that are computed again.
         start: position of the question.
         heads: of each chunk so many first tokens move in a way of their own, and are neither gone by nor moved.
+        kernels: what moves keys.
     """
     here = candidates.cpu()
     fresh = torch.zeros(len(here), dtype=torch.bool).index_fill_(0, chosen.cpu(), True)
@@ -187,5 +183,7 @@ def correction(
             numbers[first:end][shows] = len(spans)
             moved[first:end][moves] = 1.0
             spans.append((first, end))
+    if not spans:
+        return None
     device = candidates.device
-    return Correction(rotations, start, tuple(spans), numbers.to(device), moved.to(device)) if spans else None
+    return Correction(rotations, start, Spans(tuple(spans), moved.to(device)), numbers.to(device), kernels)

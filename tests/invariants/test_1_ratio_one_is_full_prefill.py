@@ -95,7 +95,8 @@ def test_below_ratio_one_probes_leave_no_trace(engine: Engine, method: str) -> N
         loaded = tuple((a, b) for a, b, s in prompt.spans() if s in chunks and s != chunks[1])
         cached = torch.tensor([p in held for p in range(len(prompt))])
         start = len(prompt) - len(prompt.segments[-1])
-        found = correct.correction(engine.decoder.rotations, loaded, cached, torch.tensor(sorted(chosen)), start, 8)
+        decoder, fresh = engine.decoder, torch.tensor(sorted(chosen))
+        found = correct.correction(decoder.rotations, loaded, cached, fresh, start, 8, decoder.kernels)
         assert found is not None
         observer = found.observer()
     logits = engine.decoder.forward([Rows(canvas, rows, torch.tensor(prompt.token_ids)[rows], observer=observer)])

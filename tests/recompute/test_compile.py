@@ -45,7 +45,7 @@ def builds() -> ModuleType:
     return importlib.import_module("kernel_builds")
 
 
-@pytest.mark.parametrize("kernel", ["assemble", "attend", "commit", "deviation", "mass"])
+@pytest.mark.parametrize("kernel", ["assemble", "attend", "commit", "deviation", "mass", "move"])
 def test_every_two_properties_of_a_kernel_meet(kernel: str, cases: ModuleType) -> None:
     whole, spread = cases.PLANS[kernel]
     values = {"architecture": ARCHITECTURES, **whole, "dtype": cases.DTYPES, **spread}
@@ -117,7 +117,7 @@ def test_all_that_is_shipped_builds_without_spilling() -> None:
         assert 0 < summary["most_registers"][f"sm_{architecture}"] <= 255
         room = fit.LARGE_TILES if fit.large(architecture) else fit.SMALL_TILES
         assert 0 < summary["most_shared"][f"sm_{architecture}"] <= room
-    for function in ("_attend", "_merge", "_weigh", "_collect", "_assemble", "_commit", "_deviation"):
+    for function in ("_attend", "_merge", "_weigh", "_collect", "_assemble", "_commit", "_deviation", "_move"):
         assert function in run.stdout
 
 

@@ -11,6 +11,7 @@ import torch
 from blend import Chunk, Engine, Plan, Prompt, Text
 from blend.recompute import correct, passes, prefill
 from blend.recompute.budget import Budget
+from blend.recompute.kernels.dispatch import kernels
 from blend.recompute.prefill import Outcome, Repair
 from blend.recompute.rope import Rotation
 from blend.recompute.select import Blend, Selection, selector
@@ -113,7 +114,7 @@ def test_however_rows_are_cut_into_passes(engine: Engine, max_rows: int) -> None
 
 def test_a_pass_that_is_run_again_moves_nothing_twice(engine: Engine) -> None:
     kept = run(engine, corrected=False)
-    blend, moved = kept.blend, kept.correction.moved.nonzero().squeeze(1)
+    blend, moved = kept.blend, kept.correction.spans.moved.nonzero().squeeze(1)
     blend.canvas.k[:, :, moved] = kept.stored[0][:, :, moved]
     rows = prefill.rows_of(blend, Selection(kept.chosen))
     observer = kept.correction.observer()
@@ -130,12 +131,12 @@ def test_the_engine_does_the_same(engine: Engine) -> None:
 
 
 def test_with_nothing_to_go_by_nothing_moves() -> None:
-    candidates = torch.ones(40, dtype=torch.bool)
+    candidates, version = torch.ones(40, dtype=torch.bool), kernels(torch.device("cpu"))
     heads = torch.arange(0, HEADS)
-    assert correct.correction((None,), ((0, 30),), candidates, heads, 30, HEADS) is None
+    assert correct.correction((None,), ((0, 30),), candidates, heads, 30, HEADS, version) is None
     everything = torch.arange(0, 30)
-    assert correct.correction((None,), ((0, 30),), candidates, everything, 30, HEADS) is None
-    assert correct.correction((None,), ((0, 30),), candidates, torch.tensor([9]), 30, HEADS) is not None
+    assert correct.correction((None,), ((0, 30),), candidates, everything, 30, HEADS, version) is None
+    assert correct.correction((None,), ((0, 30),), candidates, torch.tensor([9]), 30, HEADS, version) is not None
 
 
 def test_other_methods_move_nothing(engine: Engine) -> None:

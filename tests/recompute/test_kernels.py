@@ -13,7 +13,7 @@ from blend.recompute.kernels import reference
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.dispatch import Kernels, kernels
 from blend.recompute.kernels.memory import Canvases
-from tests.recompute.kernels import assemble, attend, commit, deviation, mass
+from tests.recompute.kernels import assemble, attend, commit, deviation, mass, move
 from tests.recompute.kernels.common import BOUNDS, ascending, name_of, rms
 
 CPU = torch.device("cpu")
@@ -53,6 +53,11 @@ def test_deviation(case: dict[str, Any], version: Kernels) -> None:
 @over(mass)
 def test_mass(case: dict[str, Any], version: Kernels) -> None:
     mass.check(case, version)
+
+
+@over(move)
+def test_move(case: dict[str, Any], version: Kernels) -> None:
+    move.check(case, version)
 
 
 @pytest.mark.parametrize("case", mass.CASES, ids=name_of)

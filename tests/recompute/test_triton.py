@@ -23,6 +23,7 @@ from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.dispatch import Kernels, kernels
 from blend.recompute.kernels.launch import collected
 from blend.recompute.kernels.memory import Canvases, Pages
+from blend.recompute.kernels.spans import Spans
 from blend.recompute.kernels.stored import Stored, Turns
 from blend.recompute.rope import Rotation
 
@@ -45,7 +46,7 @@ def version() -> Kernels:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["assemble", "attend", "commit", "deviation", "mass", "engine"])
+@pytest.mark.parametrize("what", ["assemble", "attend", "commit", "deviation", "mass", "move", "engine"])
 def test_in_the_interpreter(what: str, tmp_path: Path) -> None:
     need_triton()
     run = subprocess.run(
@@ -157,6 +158,12 @@ def bad_calls() -> dict[str, object]:
         "kv heads": lambda v: v.commit(rows, rows, memory, 0, at),
         "positions": lambda v: v.deviation(keys, layer, torch.tensor([1])),
         "cached": lambda v: v.deviation(keys, layer),
+        "means": lambda v: v.move(layer, torch.zeros(2, 2, 64), Spans(((0, 9),), torch.ones(64)), None),
+        "spans": lambda v: v.move(layer, torch.zeros(2, 1, 64), Spans(((0, 65),), torch.ones(64)), None),
+        "moved": lambda v: v.move(layer, torch.zeros(2, 1, 64), Spans(((0, 9),), torch.ones(63)), None),
+        "turns": lambda v: v.move(
+            layer, torch.zeros(2, 1, 64), Spans(((0, 9),), torch.ones(64)), Turns(*torch.zeros(2, 8, 32), "half")
+        ),
         "slots": lambda v: v.assemble(stored, 0, layer, layer, slots[1:], None),
         "stored layer": lambda v: v.assemble(stored, 1, layer, layer, slots, None),
         "pairs": lambda v: v.assemble(

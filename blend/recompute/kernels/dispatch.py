@@ -18,6 +18,7 @@ from blend.recompute.kernels import fit, reference
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.checks import check_numbers
 from blend.recompute.kernels.memory import Memory
+from blend.recompute.kernels.spans import Spans
 from blend.recompute.kernels.stored import Stored, Turns
 
 _log = logging.getLogger(__name__)
@@ -92,6 +93,12 @@ class Mass(Protocol):
     ) -> Tensor: ...
 
 
+class Move(Protocol):
+    """:func:`blend.recompute.kernels.reference.move`."""
+
+    def __call__(self, key: Tensor, mean: Tensor, spans: Spans, turns: Turns | None) -> None: ...
+
+
 class AttendWithMass(Protocol):
     """:func:`blend.recompute.mass.attend_with_mass`."""
 
@@ -123,6 +130,7 @@ class Kernels:
     commit: Commit
     deviation: Deviation
     mass: Mass
+    move: Move
     attend_with_mass: AttendWithMass | None = None
 
 
@@ -150,7 +158,9 @@ def kernels(device: torch.device, backend: Backend | None = None) -> Kernels:
     own = backend == "torch"
     attend, mass = (_attend, masses.mass) if own else (reference.attend, reference.mass)
     both = masses.attend_with_mass if own and device.type == "cpu" else None
-    return Kernels(backend, reference.assemble, attend, reference.commit, reference.deviation, mass, both)
+    return Kernels(
+        backend, reference.assemble, attend, reference.commit, reference.deviation, mass, reference.move, both
+    )
 
 
 def kernels_for(canvas: Tensor, choice: Choice = "auto") -> Kernels:
@@ -204,8 +214,9 @@ def _triton() -> Kernels:
     from blend.recompute.kernels.commit import commit
     from blend.recompute.kernels.deviation import deviation
     from blend.recompute.kernels.mass import mass
+    from blend.recompute.kernels.move import move
 
-    return Kernels("triton", assemble, attend, commit, deviation, mass)
+    return Kernels("triton", assemble, attend, commit, deviation, mass, move)
 
 
 def _attend(

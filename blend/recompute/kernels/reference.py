@@ -11,7 +11,9 @@ from blend.errors import InvalidInput
 from blend.recompute.kernels.batch import Batch
 from blend.recompute.kernels.checks import both
 from blend.recompute.kernels.memory import Memory
+from blend.recompute.kernels.spans import Spans
 from blend.recompute.kernels.stored import Stored, Turns
+from blend.recompute.rope import Pairing
 
 _BLOCK = 64
 """Rows scored at a time: bounds the fp32 score matrix to ``heads × 64 × N``."""
@@ -36,7 +38,7 @@ def assemble(stored: Stored, layer: int, key: Tensor, value: Tensor, slots: Tens
         start += count
         keys, values = stored.numbers(chunk, layer)
         if turns is not None:
-            keys = _turned(keys, turns.cos[chunk], turns.sin[chunk], interleaved=turns.pairing == "interleaved")
+            keys = _turned(keys, turns.cos[chunk], turns.sin[chunk], turns.pairing)
         kept = at >= 0
         for target, numbers in ((key, keys), (value, values)):
             if target.ndim == 4:
@@ -178,6 +180,28 @@ def mass(
     return total
 
 
+def move(key: Tensor, mean: Tensor, spans: Spans, turns: Turns | None) -> None:
+    """Add to the keys of each span one vector, turned to where they stand, in float32 and rounded once.
+
+    Args:
+        key: ``[KVH, N, D]``, one layer's canvas, which is changed in place.
+        mean: ``[KVH, C, D]`` float32, what each of the C spans moves by in a frame without rotation.
+        spans: which keys are moved.
+        turns: for each position up to the last span's end how far what it moves by turns, 0 in both tables where
+            nothing moves; dimensions that do not turn move by the mean itself. ``None``: none turns.
+    """
+    pairs = 0 if turns is None else turns.cos.shape[1]
+    for span, (start, end) in enumerate(spans.bounds):
+        own, by = key[:, start:end], mean[:, span : span + 1]
+        if turns is not None:
+            cos, sin = turns.cos[start:end], turns.sin[start:end]
+            (x, y), (a, b) = _pairs(own, pairs, turns.pairing), _pairs(by, pairs, turns.pairing)
+            x.add_((a * cos).addcmul_(b, sin, value=-1))
+            y.add_((b * cos).addcmul_(a, sin))
+        if 2 * pairs < key.shape[2]:
+            own[..., 2 * pairs :].add_(by[..., 2 * pairs :] * spans.moved[start:end, None])
+
+
 def _seen(positions: Tensor, length: int, window: int | None, visible: Tensor | None) -> Tensor:
     """``[R, length]`` bool: which keys a row at each of ``positions`` reads."""
     own = positions[:, None]
@@ -194,14 +218,17 @@ def _bent(scores: Tensor, softcap: float | None) -> Tensor:
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
-def _turned(keys: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+def _turned(keys: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     """``keys`` ``[..., D]`` float32, their P pairs turned by the angles of ``cos`` and ``sin`` ``[P]``."""
-    pairs = len(cos)
-    step = 2 if interleaved else 1
-    first = slice(0, 2 * pairs if interleaved else pairs, step)
-    second = slice(1 if interleaved else pairs, 2 * pairs, step)
-    x, y = keys[..., first], keys[..., second]
     turned = keys.clone()
-    turned[..., first] = x * cos - y * sin
-    turned[..., second] = y * cos + x * sin
+    (x, y), (out_x, out_y) = _pairs(keys, len(cos), pairing), _pairs(turned, len(cos), pairing)
+    out_x.copy_(x * cos - y * sin)
+    out_y.copy_(y * cos + x * sin)
     return turned
+
+
+def _pairs(keys: Tensor, pairs: int, pairing: Pairing) -> tuple[Tensor, Tensor]:
+    """Both members of every pair of ``keys`` ``[..., D]``, ``[..., P]`` each, as views."""
+    if pairing == "interleaved":
+        return keys[..., 0 : 2 * pairs : 2], keys[..., 1 : 2 * pairs : 2]
+    return keys[..., :pairs], keys[..., pairs : 2 * pairs]

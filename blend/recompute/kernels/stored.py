@@ -104,7 +104,7 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """How far the keys of each chunk turn: ``cos`` and ``sin``, ``[C, P]`` float32 each, for its P pairs."""
+    """How far the keys of each chunk, or each position, turn: ``cos`` and ``sin``, ``[C, P]`` float32, for P pairs."""
 
     cos: Tensor
     sin: Tensor

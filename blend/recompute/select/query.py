@@ -124,8 +124,9 @@ class Query(Selector):
 
     def correction(self, blend: Blend, positions: torch.Tensor) -> Correction | None:
         """By what the chosen tokens behind the chunks' heads show."""
+        decoder, start = blend.decoder, blend.question[0]
         return correction(
-            blend.decoder.rotations, blend.chunks, blend.candidates, positions, blend.question[0], self.heads
+            decoder.rotations, blend.chunks, blend.candidates, positions, start, self.heads, decoder.kernels
         )
 
     def scores(self, blend: Blend) -> torch.Tensor:
