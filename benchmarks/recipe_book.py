@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from blend.recompute import passes
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.budget import Budget
 from blend.recompute.canvas import Canvas
-from blend.recompute.correct import DOUBT, correction
+from blend.recompute.correct import Correcting, Correction, correction
 from blend.recompute.planner import PrefillSpeed
 from blend.recompute.select import Blend, selector
 
@@ -101,24 +101,13 @@ class _Masses(Observer):
         return scores.masked_fill(later[None], -math.inf).softmax(-1).sum((0, 1))
 
 
-class _Shift(Observer):
-    """Moves the values that are not computed again by their chunk's mean move (cf. AgentKVShift, 2026)."""
+class _KeysAlone(Correcting):
+    """Moves no values."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-
-    def before_write(
-        self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
-    ) -> None:
-        """Measure the move at the rows, and apply it to the others, but for the chunk's head."""
-        held = rows.canvas.v[layer]
-        fresh = torch.zeros(rows.canvas.length, dtype=torch.bool)
-        fresh[rows.positions] = True
-        for start, end in self.bench.spans:
-            own = (rows.positions >= start + HEADS) & (rows.positions < end)
-            moved = (value[:, own] - held[:, rows.positions[own]]).sum(1, keepdim=True) / (own.sum() + DOUBT)
-            others = torch.arange(start + HEADS, end)
-            held[:, others[~fresh[others]]] += moved
+    def _apply(self, layer: int, canvas: Canvas) -> None:
+        held = canvas.v[layer].clone()
+        super()._apply(layer, canvas)
+        canvas.v[layer].copy_(held)
 
 
 class _Early(Observer):
@@ -257,12 +246,14 @@ class Bench:
         charged = (probe + len(chosen) * self.layers) / (self.layers * self.cached)
         return Loss(float(kl[0]), float(kl.mean()), float(top1.float().mean()), charged)
 
-    def correction(self, chosen: Tensor, heads: int = HEADS) -> Observer | None:
-        """Return what moves the keys of all others, as the engine does."""
+    def correction(
+        self, chosen: Tensor, heads: int = HEADS, observer: Callable[[Correction], Observer] = Correcting
+    ) -> Observer | None:
+        """Return what moves the KV of all others, as the engine does."""
         question = self.spans[-1][1]
         decoder = self.engine.decoder
         found = correction(decoder.rotations, tuple(self.spans), ~self.text, chosen, question, heads, decoder.kernels)
-        return None if found is None else found.observer()
+        return None if found is None else observer(found)
 
     def chosen(self, stored: Way, score: Tensor, heads: int = HEADS) -> Loss:
         """Return the loss of what a score over the question's attention chooses, the question charged for it."""
@@ -330,23 +321,24 @@ def after(bench: Bench) -> Iterator[tuple[str, Loss]]:
     """What else is done, and what an oracle would choose."""
     weighted, probe = bench.weighted(KEPT), bench.probe_rows * bench.layers
     chosen = bench.best(weighted, bench.rows)
-    yield "no keys are moved", bench.loss(bench.canvas(KEPT), chosen, probe)
-    yield "keys are moved for the question (kept)", bench.chosen(KEPT, weighted)
-    yield "values are moved for all rows", bench.loss(bench.canvas(KEPT), chosen, probe, _Shift(bench))
+    yield "nothing is moved", bench.loss(bench.canvas(KEPT), chosen, probe)
+    keys = bench.correction(chosen, observer=_KeysAlone)
+    yield "keys alone are moved", bench.loss(bench.canvas(KEPT), chosen, probe, keys)
+    yield "keys and values are moved (kept)", bench.chosen(KEPT, weighted)
     twice = max(0, bench.rows - bench.probe_rows)
     first = bench.best(weighted, twice // 2)
     canvas, rows = bench.canvas(KEPT), bench.text.clone()
     rows[first] = True
     again = (bench.probe(canvas, rows) * bench.moved(KEPT))[bench.layers // 4 :].sum(0)
     again[first] = math.inf
-    yield "two stages, the second charged, no keys moved", bench.loss(canvas, bench.best(again, twice), 2 * probe)
+    yield "two stages, the second charged, nothing moved", bench.loss(canvas, bench.best(again, twice), 2 * probe)
     for layer, rows_through, rows_early in ((bench.layers // 2, 0.5, 1.0), (2 * bench.layers // 3, 0.5, 0.75)):
         through, early = int(bench.rows * rows_through), int(bench.rows * rows_early)
         wide, narrow = bench.best(weighted, through + early), bench.best(weighted, through)
         stopping = wide[~torch.isin(wide, narrow)]
         charged = probe - len(stopping) * (bench.layers - layer)
         lost = bench.loss(bench.canvas(KEPT), wide, charged, _Early(stopping, layer))
-        yield f"half of the rows stop at layer {layer}, no keys moved", lost
+        yield f"half of the rows stop at layer {layer}, nothing moved", lost
     fresh, held = bench.full.canvas.v[:, :, : len(bench.ids)], bench.canvas(KEPT).v[:, :, : len(bench.ids)]
     true = (fresh - held).pow(2).sum((1, 3)).sqrt()
     yield "oracle: attention × true move", bench.chosen(KEPT, (bench.mass(KEPT) * true).sum(0))

@@ -1,13 +1,14 @@
-"""Moving keys that are not computed again by what their chunk's keys have moved where they are.
+"""Moving KV that is not computed again by what its chunk's KV has moved where it is.
 
-A chunk's stored keys differ from full prefill's by something that its tokens have in common: all of the chunk is looked
-at a little too much, or too little. Rows that are computed again show it. In a frame without rotation their keys' mean
-move is added to the chunk's other keys, layer by layer and head by head (cf. AgentKVShift, 2026, which moves values).
+A chunk's stored KV differs from full prefill's by something that its tokens have in common: all of the chunk is looked
+at a little too much, say, or too little. Rows that are computed again show it. Their mean move, of keys in a frame
+without rotation, is added to the chunk's other tokens, layer by layer and head by head (cf. AgentKVShift, 2026).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ from blend.recompute.rope import Rotation, Turn
 
 DOUBT = 8
 """How many rows count as much as the assumption that nothing moves: with n of them, n / (n + DOUBT) of the mean."""
+
+
+KV: TypeAlias = tuple[Tensor, Tensor]
+"""Keys and values of the same shape."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +45,8 @@ class Shown:
 class Correction:
     """What one request's chunks have moved, and where that is applied.
 
-    Rows before ``start`` read all keys as they are stored; those from it on, and the answer, read them moved. So what
-    is computed does not depend on how the rows are cut into passes.
+    Rows before ``start`` read all KV as it is stored; those from it on, and the answer, read it moved. So what is
+    computed does not depend on how the rows are cut into passes.
 
     Args:
         rotations: one for each layer, ``None`` for one whose keys know no positions.
@@ -49,7 +54,7 @@ class Correction:
         spans: what is moved of each chunk, all before ``start``.
         numbers: ``[N]`` int64, for each position that is computed again and shows the move of a chunk that chunk's
             number among ``spans``, -1 for all others.
-        kernels: what moves keys.
+        kernels: what moves keys and values.
     """
 
     rotations: tuple[Rotation | None, ...]
@@ -58,7 +63,7 @@ class Correction:
     numbers: Tensor
     kernels: Kernels
     _turns: dict[int, Turns] = field(default_factory=dict, repr=False)
-    _sums: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _sums: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     _weights: Tensor | None = field(default=None, repr=False)
 
     def shown(self, positions: Tensor) -> Shown:
@@ -67,29 +72,31 @@ class Correction:
         rows = (numbers >= 0).nonzero().squeeze(1)
         return Shown(rows, positions[rows], numbers[rows])
 
-    def saw(self, layer: int, shown: Shown, fresh: Tensor, stored: Tensor) -> None:
-        """Take note of one layer's keys ``[KVH, R, D]`` as they were computed and as they are stored: each row once."""
+    def saw(self, layer: int, shown: Shown, fresh: KV, stored: KV) -> None:
+        """Take note of one layer's KV ``[KVH, R, D]`` as it was computed and as it is stored: each row once."""
+        key, value = (new.float() - old.float() for new, old in zip(fresh, stored, strict=True))
         if layer not in self._sums:
-            size = len(fresh), len(self.spans), fresh.shape[2]
-            self._sums[layer] = torch.zeros(size, dtype=torch.float32, device=fresh.device)
-        move, rotation = fresh.float() - stored.float(), self.rotations[layer]
-        if rotation is not None:
+            size = len(key), len(self.spans), key.shape[2]
+            self._sums[layer] = key.new_zeros(size), key.new_zeros(size)
+        if (rotation := self.rotations[layer]) is not None:
             turn = shown.turns.get(id(rotation))
             if turn is None:
                 turn = shown.turns[id(rotation)] = rotation.at(-shown.positions)
-            back = torch.empty_like(move, memory_format=torch.contiguous_format)
-            turn.into(move, back)
-            move = back
-        self._sums[layer].index_add_(1, shown.chunks, move)
+            back = torch.empty_like(key, memory_format=torch.contiguous_format)
+            turn.into(key, back)
+            key = back
+        for total, move in zip(self._sums[layer], (key, value), strict=True):
+            total.index_add_(1, shown.chunks, move)
 
-    def apply(self, layer: int, keys: Tensor) -> None:
-        """Move the keys ``[KVH, N, D]`` of one layer's canvas, in float32 and rounded once.
+    def apply(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Move the KV ``[KVH, N, D]`` of one layer's canvas, in float32 and rounded once.
 
         To be called once all rows before ``start`` were seen, and once: what was noted of the layer is let go of.
         """
-        mean = self._sums.pop(layer) * self._weight()
+        keys, values = (total * self._weight() for total in self._sums.pop(layer))
         rotation = self.rotations[layer]
-        self.kernels.move(keys, mean, self.spans, None if rotation is None else self._turned(rotation))
+        self.kernels.move(key, keys, self.spans, None if rotation is None else self._turned(rotation))
+        self.kernels.move(value, values, self.spans, None)
 
     def _weight(self) -> Tensor:
         """``[C, 1]``: what makes a chunk's sum its mean, with doubt."""
@@ -114,8 +121,8 @@ class Correction:
 class Correcting(Observer):
     """Carries out a correction on a canvas.
 
-    A pass that failed and is run again finds what it had computed in the place of what was stored, and keys that are
-    moved already: nothing is noted or moved twice.
+    A pass that failed and is run again finds what it had computed in the place of what was stored, and KV that is moved
+    already: nothing is noted or moved twice.
     """
 
     def __init__(self, correction: Correction) -> None:
@@ -126,17 +133,18 @@ class Correcting(Observer):
     def before_write(
         self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
     ) -> None:
-        """Note how far keys move."""
+        """Note how far KV moves."""
         if layer not in self._left:
             return
         if layer == 0:
             self._shown = self._correction.shown(rows.positions)
         if len(self._shown):
-            stored = rows.canvas.k[layer].index_select(1, self._shown.positions)
-            self._correction.saw(layer, self._shown, key.index_select(1, self._shown.rows), stored)
+            canvas, here, at = rows.canvas, self._shown.rows, self._shown.positions
+            stored = canvas.k[layer].index_select(1, at), canvas.v[layer].index_select(1, at)
+            self._correction.saw(layer, self._shown, (key.index_select(1, here), value.index_select(1, here)), stored)
 
     def after_attention(self, layer: int, rows: Rows) -> int:
-        """Move the layer's keys, once, behind the attention of what must not see that."""
+        """Move the layer's KV, once, behind the attention of what must not see that."""
         late = int((rows.at >= self._correction.start).sum())
         if not late or layer not in self._left:
             return 0
@@ -144,13 +152,13 @@ class Correcting(Observer):
         return late
 
     def finish(self, canvas: Canvas) -> None:
-        """Move the keys of all layers where no row from the question on was among those computed."""
+        """Move the KV of all layers where no row from the question on was among those computed."""
         for layer in sorted(self._left):
             self._apply(layer, canvas)
 
     def _apply(self, layer: int, canvas: Canvas) -> None:
         self._left.remove(layer)
-        self._correction.apply(layer, canvas.k[layer])
+        self._correction.apply(layer, canvas.k[layer], canvas.v[layer])
 
 
 def correction(
@@ -162,7 +170,7 @@ def correction(
     heads: int,
     kernels: Kernels,
 ) -> Correction | None:
-    """Return the correction of a prompt; ``None`` where no chunk has both rows to go by and keys to move.
+    """Return the correction of a prompt; ``None`` where no chunk has both rows to go by and tokens to move.
 
     Args:
         rotations: one for each layer.
@@ -171,7 +179,7 @@ def correction(
         chosen: ``[S]`` int64 ascending, those of them that are computed again.
         start: position of the question.
         heads: of each chunk so many first tokens move in a way of their own, and are neither gone by nor moved.
-        kernels: what moves keys.
+        kernels: what moves keys and values.
     """
     here = candidates.cpu()
     fresh = torch.zeros(len(here), dtype=torch.bool).index_fill_(0, chosen.cpu(), True)

@@ -72,7 +72,7 @@ def nothing(blend: Blend) -> Selection:
 
 
 def observer_of(selection: Selection) -> Observer | None:
-    """Return what watches the final pass: where keys are moved by what it computes, that."""
+    """Return what watches the final pass: where KV is moved by what it computes, that."""
     return None if selection.correction is None else selection.correction.observer()
 
 

@@ -91,7 +91,7 @@ def test_below_ratio_one_probes_leave_no_trace(engine: Engine, method: str) -> N
     canvas.v.copy_(engine.prefill(prompt, Plan("reuse")).canvas.v)
     rows = torch.tensor(sorted(chosen | (set(range(len(prompt))) - held)))
     observer = None
-    if method == "query":  # moves the keys of the others by what these rows show
+    if method == "query":  # moves the KV of the others by what these rows show
         loaded = tuple((a, b) for a, b, s in prompt.spans() if s in chunks and s != chunks[1])
         cached = torch.tensor([p in held for p in range(len(prompt))])
         start = len(prompt) - len(prompt.segments[-1])

@@ -1,4 +1,4 @@
-"""Keys that are not computed again move by what their chunk's rows show, for the question and the answer alone."""
+"""KV that is not computed again moves by what its chunk's rows show, for the question and the answer alone."""
 
 from __future__ import annotations
 
@@ -63,39 +63,42 @@ def run(engine: Engine, **options: object) -> Keeping:
     return keeping
 
 
-def test_keys_move_by_the_mean_of_what_their_chunk_shows(engine: Engine) -> None:
-    """By hand, position by position: back to 0, the mean, and out again."""
+@pytest.mark.parametrize("what", ["keys", "values"])
+def test_kv_moves_by_the_mean_of_what_its_chunk_shows(engine: Engine, what: str) -> None:
+    """By hand, position by position: keys go back to 0, there is the mean, and out again."""
     made = run(engine)
     fresh = set(made.chosen.tolist())
-    for layer, rotation in enumerate(engine.decoder.rotations):
+    for layer, turning in enumerate(engine.decoder.rotations):
+        rotation = turning if what == "keys" else None
+        stored, found = (pair[what == "values"][layer] for pair in (made.stored, (made.k, made.v)))
         for start, end in made.blend.chunks:
             inside = range(start + HEADS, end)
             shown = [p for p in inside if p in fresh]
-            moves = [turned(rotation, made.k[layer][:, p] - made.stored[0][layer][:, p], -p) for p in shown]
+            moves = [turned(rotation, found[:, p] - stored[:, p], -p) for p in shown]
             mean = sum(moves) / (len(shown) + correct.DOUBT) if shown else torch.zeros(())
             for p in range(start, end):
                 if p in fresh:
                     continue
-                expected = made.stored[0][layer][:, p]
+                expected = stored[:, p]
                 if p in inside and shown:
                     expected = expected + turned(rotation, mean, p)
-                torch.testing.assert_close(made.k[layer][:, p], expected, atol=2e-5, rtol=1e-4)
+                torch.testing.assert_close(found[:, p], expected, atol=2e-5, rtol=1e-4)
 
 
 def turned(rotation: Rotation | None, vector: torch.Tensor, shift: int) -> torch.Tensor:
     return vector if rotation is None else rotation.rotate(vector[:, None], shift)[:, 0]
 
 
-def test_values_stay_and_so_does_what_is_computed_before_the_question(engine: Engine) -> None:
+def test_what_is_computed_before_the_question_stays(engine: Engine) -> None:
     made, without = run(engine), run(engine, corrected=False)
     start = made.blend.question[0]
     assert torch.equal(made.chosen, without.chosen)
-    assert torch.equal(made.v[:, :, :start], without.v[:, :, :start])
-    assert torch.equal(made.k[:, :, made.chosen], without.k[:, :, made.chosen])
-    assert not torch.equal(made.k[:, :, :start], without.k[:, :, :start])
+    for one, other in ((made.k, without.k), (made.v, without.v)):
+        assert torch.equal(one[:, :, made.chosen], other[:, :, made.chosen])
+        assert not torch.equal(one[:, :, :start], other[:, :, :start])
 
 
-def test_the_question_reads_moved_keys(engine: Engine) -> None:
+def test_the_question_reads_moved_kv(engine: Engine) -> None:
     """Its rows, computed once more over the canvas as it is then, come out the same."""
     made = run(engine)
     blend = made.blend

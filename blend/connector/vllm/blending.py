@@ -187,7 +187,7 @@ class Blender:
     def _fill_corrected(self, job: Job, blend: Blend, selection: Selection, correction: Correction) -> Tensor:
         """Compute on the canvas and write what came of it; returns the positions that were computed.
 
-        Blocks cannot be read, and who stands before the question must not see keys that are moved: where some of the
+        Blocks cannot be read, and who stands before the question must not see KV that is moved: where some of the
         request's tokens are in blocks already, they are computed once more, and come out as they did then.
         """
         rows = prefill.rows_of(blend, selection)

@@ -181,7 +181,7 @@ def mass(
 
 
 def move(key: Tensor, mean: Tensor, spans: Spans, turns: Turns | None) -> None:
-    """Add to the keys of each span one vector, turned to where they stand, in float32 and rounded once.
+    """Add to the keys, or values, of each span one vector, turned to where they stand, in float32 and rounded once.
 
     Args:
         key: ``[KVH, N, D]``, one layer's canvas, which is changed in place.

@@ -60,7 +60,7 @@ class Selection:
 
     ``positions`` ``[S]`` int64 ascending; ``probe`` counts the token-layers that were computed to choose.
     Every position below ``exact_until`` holds its final, exact KV already and need not run again. ``correction`` says
-    how the keys of the others are moved by what is computed, if they are.
+    how the KV of the others is moved by what is computed, if it is.
     """
 
     positions: torch.Tensor
@@ -98,7 +98,7 @@ class Selector(ABC):
         return torch.zeros(0, dtype=torch.int64, device=blend.token_ids.device)
 
     def correction(self, blend: Blend, positions: torch.Tensor) -> Correction | None:
-        """Return how the keys of cached tokens are moved where those at ``positions`` ``[S]`` are computed afresh."""
+        """Return how cached tokens are moved where those at ``positions`` ``[S]`` are computed afresh."""
         return None
 
     def select(self, blend: Blend, budget: Budget) -> Selection:
