@@ -1,4 +1,4 @@
-"""Moves the keys of one layer's canvas in place, all spans in one launch.
+"""Moves keys or values of one layer's canvas in place, all spans in one launch.
 
 One program takes some positions of one span and one head. Positions that are not moved are neither read nor written.
 """

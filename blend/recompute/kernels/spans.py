@@ -1,4 +1,4 @@
-"""Where the keys of a canvas are moved, for the kernel that moves them."""
+"""Where keys or values of a canvas are moved, for the kernel that moves them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TILE = 32
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Spans of a canvas whose keys are moved, each by a vector of its own.
+    """Spans of a canvas whose keys or values are moved, each by a vector of its own.
 
     Args:
         bounds: ``(start, end)`` of each of C spans, ascending.
-        moved: ``[N]`` float32, 1 where keys are moved and 0 elsewhere.
+        moved: ``[N]`` float32, 1 where they are and 0 elsewhere.
     """
 
     bounds: tuple[tuple[int, int], ...]
