@@ -22,6 +22,7 @@ from blend.recompute import passes, planner, prefill
 from blend.recompute.budget import Budget
 from blend.recompute.calibration import Calibration
 from blend.recompute.canvas import Canvas
+from blend.recompute.correct import PassRepeated
 from blend.recompute.prefill import Outcome, Repair
 from blend.recompute.select import Blend, Selector, selector
 from blend.reporting import build_report
@@ -82,7 +83,7 @@ class Pipeline:
         stopped: says why ``auto`` may not blend now; nothing where it may.
         finished: told of a request that has its first token.
         answered: told of a request whose answer is over, with its report.
-        replanned: told of a request that is planned again, for a chunk was lost.
+        replanned: told of a request that is planned again, for a chunk was lost or a shared pass failed.
     """
 
     def __init__(
@@ -161,7 +162,8 @@ class Pipeline:
         """Plan, load, select, recompute: from the prompt to the logits of its last position.
 
         When a chunk is lost while the request is being computed from it, the request is planned again without that
-        chunk; when another is, it runs at full prefill.
+        chunk; when another is, it runs at full prefill. It is also planned again where a pass that it shared failed for
+        another request, and left its canvas half computed.
 
         Raises:
             ResourceExhausted: the device ran out of memory.
@@ -180,6 +182,9 @@ class Pipeline:
                 if lost:
                     decision = planner.give_up(decision, f"two chunks were lost while they were loaded: {error.reason}")
                 lost[error.wanted] = f"{error.reason} ({(perf_counter() - begin) * 1e3:.0f} ms of work were lost)"
+            except PassRepeated as error:
+                _log.warning("planning again: %s", str(error))
+                self._replanned()
             except (torch.OutOfMemoryError, MemoryError) as error:
                 refused = f"{self.decoder.device} has not the memory for {len(request.prompt)} tokens now: {error}"
                 break

@@ -30,7 +30,10 @@ KV: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """Rows of a pass that show a move: which of its rows, their positions, and the numbers of their chunks, ``[R]``."""
+    """Rows of a pass that show a move.
+
+    Which of its rows and their positions, ``[R]`` int64, and their chunks, ``[R, C]`` float32: 1 for its own, else 0.
+    """
 
     rows: Tensor
     positions: Tensor
@@ -70,7 +73,8 @@ class Correction:
         """Return which of the rows at ``positions`` ``[R]`` int64 show a move."""
         numbers = self.numbers[positions]
         rows = (numbers >= 0).nonzero().squeeze(1)
-        return Shown(rows, positions[rows], numbers[rows])
+        chunks = torch.nn.functional.one_hot(numbers[rows], len(self.spans)).to(torch.float32)
+        return Shown(rows, positions[rows], chunks)
 
     def saw(self, layer: int, shown: Shown, fresh: KV, stored: KV) -> None:
         """Take note of one layer's KV ``[KVH, R, D]`` as it was computed and as it is stored: each row once."""
@@ -86,7 +90,7 @@ class Correction:
             turn.into(key, back)
             key = back
         for total, move in zip(self._sums[layer], (key, value), strict=True):
-            total.index_add_(1, shown.chunks, move)
+            total += shown.chunks.T @ move  # index_add_ adds up in any order on a GPU
 
     def apply(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Move the KV ``[KVH, N, D]`` of one layer's canvas, in float32 and rounded once.
@@ -118,22 +122,32 @@ class Correction:
         return Correcting(self)
 
 
-class Correcting(Observer):
-    """Carries out a correction on a canvas.
+class PassRepeated(Exception):
+    """Rows were to be computed again on a canvas that does not hold any more what it held before their first pass.
 
-    A pass that failed and is run again finds what it had computed in the place of what was stored, and KV that is moved
-    already: nothing is noted or moved twice.
+    Where that pass failed half way, KV of some layers is moved for rows that must not see it. The request has to be
+    planned again.
     """
+
+
+class Correcting(Observer):
+    """Carries out a correction on a canvas, in passes whose positions ascend from one to the next."""
 
     def __init__(self, correction: Correction) -> None:
         self._correction = correction
+        self._next = 0
         self._shown = correction.shown(correction.numbers[:0])
         self._left = set(range(len(correction.rotations)))
 
     def before_write(
         self, layer: int, rows: Rows, query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention
     ) -> None:
-        """Note how far KV moves."""
+        """Note how far KV moves; raises :class:`PassRepeated`."""
+        if layer == 0:
+            first = int(rows.at[0])
+            if first < self._next:
+                raise PassRepeated(f"positions from {first} on were to be computed again on the same canvas")
+            self._next = int(rows.at[-1]) + 1
         if layer not in self._left:
             return
         if layer == 0:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 import pytest
 import torch
 
 from blend import Answer, Chunk, Engine, Plan, Prompt, Sampling, Text, Token
 from blend.errors import Cancelled, DeadlineExceeded, InvalidInput, ResourceExhausted
+from blend.recompute.kernels.batch import Batch
+from blend.recompute.kernels.memory import Canvases
 from tests import tiny
 from tests.serving.fakes import busy, wait_until
 
@@ -99,6 +103,40 @@ def test_prefills_that_share_passes_give_the_same_logits(engine: Engine) -> None
         thread.join(60)
     for number, want in enumerate(alone):
         assert (found[number] - want.logits).abs().max() <= 1e-4 * max(1.0, float(want.logits.abs().max()))
+
+
+def test_what_fails_in_a_shared_pass_leaves_no_trace_in_others_logits(
+    small: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, prompts = Plan("query", 0.4), [tiny.prompt(2, seed=seed) for seed in (1, 2)]
+    for prompt in prompts:
+        small.precompute(tiny.chunks_of(prompt))
+    alone = [small.prefill(prompt, plan).logits for prompt in prompts]
+    kernels, failed = small.decoder.kernels, []
+
+    def attend(query: torch.Tensor, memory: Canvases, layer: int, batch: Batch, **options: Any) -> torch.Tensor:
+        if len(batch.starts) > 2 and layer == 2 and not failed:
+            failed.append(layer)
+            raise RuntimeError("once")
+        return kernels.attend(query, memory, layer, batch, **options)
+
+    monkeypatch.setattr(small.decoder, "kernels", replace(kernels, attend=attend))
+    found: list[torch.Tensor | None] = [None, None]
+
+    def prefill(number: int) -> None:
+        found[number] = small.prefill(prompts[number], plan).logits
+
+    threads = [threading.Thread(target=prefill, args=(number,)) for number in range(2)]
+    with busy(small._scheduler):
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: small.stats().waiting == 2)
+    for thread in threads:
+        thread.join()
+    assert failed
+    for got, want in zip(found, alone, strict=True):
+        assert got is not None
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
 def test_the_same_seed_gives_the_same_answer_whatever_runs_beside_it(engine: Engine) -> None:

@@ -1,4 +1,7 @@
-"""One request in the worker: find → load → select on a scratch canvas; write and recompute in vLLM's blocks."""
+"""One request in the worker: find → load → select on a scratch canvas; write vLLM's blocks.
+
+What is not cached is computed in the blocks, or on the canvas where KV is moved by it, for blocks cannot be read.
+"""
 
 from __future__ import annotations
 
