@@ -268,7 +268,7 @@ class _Pass:
 
     def _once_more(self, rows: Rows, late: int, query: Tensor, attention: LayerAttention) -> Tensor:
         """Attention of a request's last rows over what its canvas holds now."""
-        memory, batch = self._late(id(rows), rows, late)
+        memory, batch = self._late(rows, late)
         return self.decoder.kernels.attend(
             query,
             memory,
@@ -279,11 +279,11 @@ class _Pass:
             softcap=attention.softcap,
         )
 
-    def _late(self, key: int, rows: Rows, late: int) -> tuple[Canvases, Batch]:
-        if key not in self._lates:
+    def _late(self, rows: Rows, late: int) -> tuple[Canvases, Batch]:
+        if id(rows) not in self._lates:
             memory = Canvases([rows.canvas.k], [rows.canvas.v])
-            self._lates[key] = memory, Batch([rows.at[-late:]], [rows.visible], device=self.decoder.device)
-        return self._lates[key]
+            self._lates[id(rows)] = memory, Batch([rows.at[-late:]], [rows.visible], device=self.decoder.device)
+        return self._lates[id(rows)]
 
     def _check(self, layer: int | None, query: Tensor, key: Tensor, value: Tensor) -> None:
         decoder = self.decoder

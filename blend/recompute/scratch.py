@@ -26,6 +26,10 @@ _SINGLE = 4
 _PER_TOKEN = 96
 """Bytes of a token's id, position and place in the masks that describe a prompt and in the selectors' sums."""
 
+_TURNS = 20
+"""Bytes of a token for each number of a head's key: cosines and sines that moved keys turn by, for two rotary kinds, and
+float64 while they are made."""
+
 _TILE_ROWS = 128
 """Most rows of a tile of Triton's attention."""
 
@@ -160,7 +164,7 @@ class Scratch:
         masks, attention = self._attention(tokens, slice_)
         return Need(
             canvas=shapes.layers * layer * size,
-            prompt=tokens * (_PER_TOKEN + shapes.layers * _SINGLE),
+            prompt=tokens * (_PER_TOKEN + shapes.layers * _SINGLE + shapes.head_dim * _TURNS),
             activations=self._activations(slice_),
             masks=masks,
             attention=attention,
