@@ -27,7 +27,7 @@ _PER_TOKEN = 96
 """Bytes of a token's id, position and place in the masks that describe a prompt and in the selectors' sums."""
 
 _TURNS = 20
-"""Bytes of a token for each number of a head's key: cosines and sines that moved keys turn by, for two rotary kinds, and
+"""Bytes of a token for each number of a head's key: cosines and sines that moved keys turn by, of two rotary kinds, and
 float64 while they are made."""
 
 _TILE_ROWS = 128

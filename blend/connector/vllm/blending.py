@@ -15,7 +15,7 @@ from torch import Tensor
 from blend.chunks import ChunkCache, Which
 from blend.connector.client import BlendRequest
 from blend.connector.vllm.jobs import Job, Report
-from blend.connector.vllm.pages import Pages
+from blend.connector.vllm.pages import Pages, Watch
 from blend.connector.vllm.tasks import checkpoint, clock, rows_at_once
 from blend.errors import TierUnavailable
 from blend.filling import ChunkLost, Filling, Loaded, Lost
@@ -175,23 +175,41 @@ class Blender:
         """Write what is on the canvas for good, and compute the rest; returns the positions that were computed."""
         own = _own(job, blend)
         correction = selection.correction
-        if correction is not None and job.computed < correction.start:
-            return self._fill_corrected(job, blend, selection, correction)
+        if correction is not None and job.computed >= correction.start:
+            correction = None  # the blocks have all that it moves
+        if correction is not None and job.computed > correction.spans.bounds[0][0]:
+            return self._fill_again(job, blend, selection, correction)
         final = torch.arange(len(own), device=own.device) < selection.exact_until
         wanted = blend.text | blend.missing
         wanted[selection.positions] = True
         held = (final | ~wanted) & own
         self._write(blend, held.nonzero().squeeze(1), job.blocks)
         rows = (wanted & ~final & own).nonzero().squeeze(1)
-        if len(rows):
-            self._pages.recompute(blend.token_ids[rows], rows, job.blocks)
+        asked = rows
+        if correction is not None:
+            before = rows < correction.start
+            self._compute(job, blend, rows[before], partial(_saw, correction, blend))
+            self._move(job, blend, correction)
+            asked = rows[~before]
+        self._compute(job, blend, asked)
         return rows
 
-    def _fill_corrected(self, job: Job, blend: Blend, selection: Selection, correction: Correction) -> Tensor:
-        """Compute on the canvas and write what came of it; returns the positions that were computed.
+    def _compute(self, job: Job, blend: Blend, rows: Tensor, watch: Watch | None = None) -> None:
+        if len(rows):
+            self._pages.recompute(blend.token_ids[rows], rows, job.blocks, watch)
 
-        Blocks cannot be read, and who stands before the question must not see KV that is moved: where some of the
-        request's tokens are in blocks already, they are computed once more, and come out as they did then.
+    def _move(self, job: Job, blend: Blend, correction: Correction) -> None:
+        """Move KV on the canvas, and put it into the blocks in the place of what was stored."""
+        for layer in range(self._decoder.layers):
+            correction.apply(layer, blend.canvas.k[layer], blend.canvas.v[layer])
+            checkpoint()
+        self._write(blend, correction.spans.moved.nonzero().squeeze(1), job.blocks)
+
+    def _fill_again(self, job: Job, blend: Blend, selection: Selection, correction: Correction) -> Tensor:
+        """Compute on the canvas where blocks have moved KV already; returns the positions that were computed.
+
+        Blocks cannot be read, and who stands before the question must not see KV that is moved: what the blocks have is
+        computed once more, and comes out as it did then.
         """
         rows = prefill.rows_of(blend, selection)
         rows = rows[rows < job.end]
@@ -212,6 +230,16 @@ class Blender:
             )
             self._pages.write(layer, slots, key, value)
             checkpoint()
+
+
+def _saw(correction: Correction, blend: Blend, layer: int, positions: Tensor, key: Tensor, value: Tensor) -> None:
+    """Note how far the fresh KV ``[R, KVH, D]`` of a pass is from what is stored."""
+    shown = correction.shown(positions)
+    if len(shown):
+        fresh = key[shown.rows].transpose(0, 1), value[shown.rows].transpose(0, 1)
+        canvas, at = blend.canvas, shown.positions
+        stored = canvas.k[layer].index_select(1, at), canvas.v[layer].index_select(1, at)
+        correction.saw(layer, shown, fresh, stored)
 
 
 def _own(job: Job, blend: Blend) -> Tensor:

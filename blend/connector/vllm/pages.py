@@ -8,10 +8,10 @@ over those sequences is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from blend.connector.vllm.tasks import checkpoint, rows_at_once
 from blend.errors import InvalidInput
+
+Watch: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], None]
+"""Told of a layer, positions ``[R]`` and their fresh keys and values ``[R, KVH, D]``, before the blocks have these."""
 
 
 class _Written(Exception):
@@ -62,7 +65,7 @@ class Pages:
         attention = self._layers[layer]
         attention.impl.do_kv_cache_update(attention, key, value, attention.kv_cache, slots)
 
-    def recompute(self, token_ids: Tensor, positions: Tensor, blocks: Sequence[int]) -> int:
+    def recompute(self, token_ids: Tensor, positions: Tensor, blocks: Sequence[int], watch: Watch | None = None) -> int:
         """Compute tokens afresh, their keys and values going into the request's blocks; returns the number of passes.
 
         A pass has at most ``max_rows`` tokens, in a task fewer if its steps are short. Passes run in ascending order,
@@ -72,6 +75,7 @@ class Pages:
             token_ids: ``[R]`` int64.
             positions: ``[R]`` int64, strictly ascending.
             blocks: the request's block table, long enough for the last position.
+            watch: told of each pass's fresh keys and values, layer by layer.
         """
         passes, start = 0, 0
         while start < len(positions):
@@ -81,7 +85,7 @@ class Pages:
             context = set_forward_context(
                 metadata, self._config, num_tokens=len(rows), slot_mapping=slots, skip_compiled=True
             )
-            with context, self._pass(metadata, slots):
+            with context, self._pass(metadata, slots, rows, watch):
                 self._model(input_ids=token_ids[part], positions=rows)
             passes, start = passes + 1, part.stop
         return passes
@@ -93,25 +97,36 @@ class Pages:
         return slice(start, stop if len(breaks) < self.max_runs else start + int(breaks[self.max_runs - 1]) + 1)
 
     @contextmanager
-    def _pass(self, metadata: Mapping[str, Any], slots: Mapping[str, Tensor]) -> Iterator[None]:
+    def _pass(
+        self, metadata: Mapping[str, Any], slots: Mapping[str, Tensor], positions: Tensor, watch: Watch | None
+    ) -> Iterator[None]:
         """Inside the ``with`` block, a pass may be stopped behind the attention of each layer but the last.
 
         At that one it ends once keys and values are written: nobody wants to know what comes behind them.
         """
-        rows = len(next(iter(slots.values())))
+        rows, last = len(positions), len(self._layers) - 1
+
+        def look(layer: int, name: str) -> Any:
+            def hook(attention: Attention, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+                if get_forward_context().attn_metadata is not metadata:
+                    return  # the engine's own pass, while this one stands still
+                given = {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
+                shape = -1, attention.num_kv_heads, attention.head_size
+                key, value = (given[each].view(shape) for each in ("key", "value"))
+                if watch is not None:
+                    watch(layer, positions, key, value)
+                if layer == last:
+                    self.write(last, slots[name], key.contiguous(), value.contiguous())
+                    raise _Written
+
+            return hook
+
         handles = [layer.register_forward_hook(lambda *_: checkpoint(rows)) for layer in self._layers[:-1]]
-        name, last = next(reversed(self._attention.items()))
-
-        def end(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
-            if get_forward_context().attn_metadata is not metadata:
-                return  # the engine's own pass, while this one stands still
-            given = {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
-            shape = -1, last.num_kv_heads, last.head_size
-            key, value = (given[each].view(shape).contiguous() for each in ("key", "value"))
-            self.write(len(self._layers) - 1, slots[name], key, value)
-            raise _Written
-
-        handles.append(last.register_forward_pre_hook(end, with_kwargs=True))
+        handles += [
+            attention.register_forward_pre_hook(look(layer, name), with_kwargs=True)
+            for layer, (name, attention) in enumerate(self._attention.items())
+            if layer == last or watch is not None
+        ]
         try:
             yield
         except _Written:
