@@ -37,7 +37,7 @@ def test_no_answer_is_lost_when_an_engine_is_killed(tmp_path: Path) -> None:
     assert {engine for engine, _ in both} == {"a", "b"}
     assert {engine for engine, _ in without} == {"b"}
     assert "a" in {engine for engine, _ in again}
-    # At first both may have encoded all chunks behind their neighbours by themselves; an engine that begins anew has not.
+    # At first both may have encoded all chunks behind their neighbours; an engine that begins anew has not.
     found = " ".join(tiers for _, tiers in (*both, *again))
     assert "mooncake" in found, "an engine finds what the other one has computed"
 
