@@ -159,8 +159,8 @@ def bad_calls() -> dict[str, object]:
         "positions": lambda v: v.deviation(keys, layer, torch.tensor([1])),
         "cached": lambda v: v.deviation(keys, layer),
         "means": lambda v: v.move(layer, torch.zeros(2, 2, 64), Spans(((0, 9),), torch.ones(64)), None),
-        "spans": lambda v: v.move(layer, torch.zeros(2, 1, 64), Spans(((0, 65),), torch.ones(64)), None),
-        "moved": lambda v: v.move(layer, torch.zeros(2, 1, 64), Spans(((0, 9),), torch.ones(63)), None),
+        "spans": lambda v: v.move(layer, torch.zeros(2, 1, 64), Spans(((0, 65),), torch.ones(65)), None),
+        "moved": lambda v: v.move(layer, torch.zeros(2, 1, 64), Spans(((0, 9),), torch.ones(8)), None),
         "turns": lambda v: v.move(
             layer, torch.zeros(2, 1, 64), Spans(((0, 9),), torch.ones(64)), Turns(*torch.zeros(2, 8, 32), "half")
         ),

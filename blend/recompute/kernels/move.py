@@ -108,8 +108,8 @@ def _check(key: Tensor, mean: Tensor, spans: Spans, turns: Turns | None) -> None
     check_rows("key", key, dense=False)
     heads, length, head_dim = key.shape
     _check_float("mean", mean, (heads, len(spans), head_dim), key.device)
-    _check_float("moved", spans.moved, (length,), key.device)
     last = max((end for _, end in spans.bounds), default=0)
+    _check_float("moved", spans.moved, (max(last, len(spans.moved)),), key.device)
     if last > length:
         raise InvalidInput("spans", spans.bounds, f"ends up to {length}")
     if turns is None:

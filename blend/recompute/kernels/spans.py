@@ -18,7 +18,7 @@ class Spans:
 
     Args:
         bounds: ``(start, end)`` of each of C spans, ascending.
-        moved: ``[N]`` float32, 1 where they are and 0 elsewhere.
+        moved: ``[N]`` float32, 1 where they are and 0 elsewhere; the canvas may be longer, and spans end within both.
     """
 
     bounds: tuple[tuple[int, int], ...]
