@@ -23,7 +23,6 @@ from blend.recompute.rope import Rotation, Turn
 DOUBT = 8
 """How many rows count as much as the assumption that nothing moves: with n of them, n / (n + DOUBT) of the mean."""
 
-
 KV: TypeAlias = tuple[Tensor, Tensor]
 """Keys and values of the same shape."""
 
@@ -118,7 +117,7 @@ class Correction:
         return self._turns[id(rotation)]
 
     def observer(self) -> Correcting:
-        """Return what measures and applies it in passes over a canvas that holds the stored keys."""
+        """Return what measures and applies it in passes over a canvas that holds the stored KV."""
         return Correcting(self)
 
 
@@ -148,11 +147,8 @@ class Correcting(Observer):
             if first < self._next:
                 raise PassRepeated(f"positions from {first} on were to be computed again on the same canvas")
             self._next = int(rows.at[-1]) + 1
-        if layer not in self._left:
-            return
-        if layer == 0:
             self._shown = self._correction.shown(rows.positions)
-        if len(self._shown):
+        if layer in self._left and len(self._shown):
             canvas, here, at = rows.canvas, self._shown.rows, self._shown.positions
             stored = canvas.k[layer].index_select(1, at), canvas.v[layer].index_select(1, at)
             self._correction.saw(layer, self._shown, (key.index_select(1, here), value.index_select(1, here)), stored)

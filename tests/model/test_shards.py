@@ -70,6 +70,20 @@ def test_tokens_are_chosen_by_the_scores_of_all(engine: Engine, others: Others, 
     assert set(favourites) <= set(together)
 
 
+@pytest.fixture
+def passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each forward pass of the engine has had since."""
+    found: list[int] = []
+    forward = engine.decoder.forward
+
+    def counted(rows: Any, **options: Any) -> Any:
+        found.append(len(rows[0]))
+        return forward(rows, **options)
+
+    monkeypatch.setattr(engine.decoder, "forward", counted)
+    return found
+
+
 def test_a_chunk_that_one_lacks_is_a_miss_for_all(engine: Engine, others: Others, prompt: Prompt) -> None:
     first, second, third = tiny.chunks_of(prompt)
     engine.precompute([first, third])
@@ -147,19 +161,12 @@ def test_a_sensitivity_that_one_lacks_is_used_by_none(engine: Engine, others: Ot
 
 
 def test_a_plain_variant_that_one_lacks_is_computed_by_all(
-    engine: Engine, others: Others, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, others: Others, prompt: Prompt, passes: list[int]
 ) -> None:
     first, second, *_ = tiny.chunks_of(prompt)
     engine.precompute([second])
     assert engine.store.wait_idle(30)
-    passes: list[int] = []
-    forward = engine.decoder.forward
-
-    def counted(rows: Any, **options: Any) -> Any:
-        passes.append(len(rows[0]))
-        return forward(rows, **options)
-
-    monkeypatch.setattr(engine.decoder, "forward", counted)
+    passes.clear()
     before = others.meetings
     others.lacks = lambda meeting, flags: [0] if meeting == before + 2 else []
     engine.precompute([second], behind=[(first,)])
@@ -168,17 +175,9 @@ def test_a_plain_variant_that_one_lacks_is_computed_by_all(
 
 
 def test_all_encode_a_chunk_behind_every_context_in_one_order(
-    engine: Engine, others: Others, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, others: Others, passes: list[int]
 ) -> None:
     chunk, *near = (Chunk(tiny.random_ids(length, length)) for length in (40, 11, 26, 17))
-    passes: list[int] = []
-    forward = engine.decoder.forward
-
-    def counted(rows: Any, **options: Any) -> Any:
-        passes.append(len(rows[0]))
-        return forward(rows, **options)
-
-    monkeypatch.setattr(engine.decoder, "forward", counted)
     for lacking in (False, True):  # here nothing is stored; then all is, and the other shard lacks it
         others.lacks = lambda meeting, flags: [0] if lacking else []  # noqa: B023
         passes.clear()

@@ -1,6 +1,7 @@
 """One request in the worker: find → load → select on a scratch canvas; write vLLM's blocks.
 
-What is not cached is computed in the blocks, or on the canvas where KV is moved by it, for blocks cannot be read.
+What is not cached is computed in the blocks, where KV is moved by it in two passes: before the question and from it on.
+Where blocks have moved KV already it is computed on the canvas, for they cannot be read.
 """
 
 from __future__ import annotations

@@ -38,10 +38,9 @@ class Report:
     ``computed`` tokens were there already, in blocks that vLLM found again, and ``filled`` ones behind them were filled
     in. ``cached`` tokens of the prompt came from the store, ``selected`` of these were to be computed afresh, and
     ``recomputed`` counts what was computed, plain text included, and tokens that were there already but had to be
-    computed once more. ``charged_ratio`` is as in
-    :class:`blend.Report`, and so is ``predicted_kl``; ``ratio`` is the one that was asked for. Times are in
-    milliseconds: ``waited_ms`` until its turn came, the store's included, then ``load_ms``, ``select_ms`` and
-    ``recompute_ms`` of work, and ``paused_ms`` in which the engine's steps went on.
+    computed once more. ``charged_ratio`` is as in :class:`blend.Report`, and so is ``predicted_kl``; ``ratio`` is the
+    one that was asked for. Times are in milliseconds: ``waited_ms`` until its turn came, the store's included, then
+    ``load_ms``, ``select_ms`` and ``recompute_ms`` of work, and ``paused_ms`` in which the engine's steps went on.
     """
 
     method: str
