@@ -3,6 +3,10 @@
 A chunk's stored KV differs from full prefill's by something that its tokens have in common: all of the chunk is looked
 at a little too much, say, or too little. Rows that are computed again show it. Their mean move, of keys in a frame
 without rotation, is added to the chunk's other tokens, layer by layer and head by head (cf. AgentKVShift, 2026).
+
+Those rows were chosen because they are likely to move far, and the others move less and elsewhere. So each counts in
+inverse proportion to how far it moved, which makes the mean one of directions: a first step towards the geometric
+median (Weiszfeld, 1937). How many rows a mean is worth is Kish's effective sample size of these weights.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ from blend.recompute.rope import Rotation, Turn
 DOUBT = 8
 """How many rows count as much as the assumption that nothing moves: with n of them, n / (n + DOUBT) of the mean."""
 
+_LEAST = 1e-12
+"""A shorter move counts as this long."""
+
 KV: TypeAlias = tuple[Tensor, Tensor]
 """Keys and values of the same shape."""
 
@@ -41,6 +48,27 @@ class Shown:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+class _Moves:
+    """Rows' weighted moves ``[KVH, C, D]`` and their weights ``[KVH, C]``, added up chunk by chunk for each head."""
+
+    def __init__(self, heads: int, chunks: int, dim: int, device: torch.device) -> None:
+        self._moves = torch.zeros(heads, chunks, dim, device=device)
+        self._weights = torch.zeros(heads, chunks, device=device)
+        self._squares = torch.zeros(heads, chunks, device=device)
+
+    def add(self, moves: Tensor, chunks: Tensor) -> None:
+        """Add the moves ``[KVH, R, D]`` of rows of these chunks, ``[R, C]``."""
+        weights = 1 / torch.linalg.vector_norm(moves, dim=2).clamp(min=_LEAST)
+        self._moves += chunks.T @ (moves * weights[..., None])  # index_add_ adds up in any order on a GPU
+        self._weights += weights @ chunks
+        self._squares += weights.square() @ chunks
+
+    def mean(self) -> Tensor:
+        """Return by how much to move each chunk, ``[KVH, C, D]``: n / (n + DOUBT) of the weighted mean."""
+        rows = self._weights.square() / self._squares
+        return self._moves * (rows / (rows + DOUBT) / self._weights)[..., None]
 
 
 @dataclass(eq=False)
@@ -65,8 +93,7 @@ class Correction:
     numbers: Tensor
     kernels: Kernels
     _turns: dict[int, Turns] = field(default_factory=dict, repr=False)
-    _sums: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
-    _weights: Tensor | None = field(default=None, repr=False)
+    _seen: dict[int, tuple[_Moves, _Moves]] = field(default_factory=dict, repr=False)
 
     def shown(self, positions: Tensor) -> Shown:
         """Return which of the rows at ``positions`` ``[R]`` int64 show a move."""
@@ -78,9 +105,9 @@ class Correction:
     def saw(self, layer: int, shown: Shown, fresh: KV, stored: KV) -> None:
         """Take note of one layer's KV ``[KVH, R, D]`` as it was computed and as it is stored: each row once."""
         key, value = (new.float() - old.float() for new, old in zip(fresh, stored, strict=True))
-        if layer not in self._sums:
+        if layer not in self._seen:
             size = len(key), len(self.spans), key.shape[2]
-            self._sums[layer] = key.new_zeros(size), key.new_zeros(size)
+            self._seen[layer] = _Moves(*size, key.device), _Moves(*size, key.device)
         if (rotation := self.rotations[layer]) is not None:
             turn = shown.turns.get(id(rotation))
             if turn is None:
@@ -88,25 +115,18 @@ class Correction:
             back = torch.empty_like(key, memory_format=torch.contiguous_format)
             turn.into(key, back)
             key = back
-        for total, move in zip(self._sums[layer], (key, value), strict=True):
-            total += shown.chunks.T @ move  # index_add_ adds up in any order on a GPU
+        for seen, moves in zip(self._seen[layer], (key, value), strict=True):
+            seen.add(moves, shown.chunks)
 
     def apply(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Move the KV ``[KVH, N, D]`` of one layer's canvas, in float32 and rounded once.
 
         To be called once all rows before ``start`` were seen, and once: what was noted of the layer is let go of.
         """
-        keys, values = (total * self._weight() for total in self._sums.pop(layer))
+        keys, values = (seen.mean() for seen in self._seen.pop(layer))
         rotation = self.rotations[layer]
         self.kernels.move(key, keys, self.spans, None if rotation is None else self._turned(rotation))
         self.kernels.move(value, values, self.spans, None)
-
-    def _weight(self) -> Tensor:
-        """``[C, 1]``: what makes a chunk's sum its mean, with doubt."""
-        if self._weights is None:
-            counted = self.numbers[self.numbers >= 0]
-            self._weights = 1 / (torch.bincount(counted, minlength=len(self.spans)) + DOUBT)[:, None]
-        return self._weights
 
     def _turned(self, rotation: Rotation) -> Turns:
         """The turns to all positions before ``start``, 0 where nothing is moved."""
