@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -19,7 +19,7 @@ from blend.recompute import passes
 from blend.recompute.assemble import Assembly, Piece
 from blend.recompute.budget import Budget
 from blend.recompute.canvas import Canvas
-from blend.recompute.correct import Correcting, Correction, correction
+from blend.recompute.correct import Correcting, Correction, Moves, correction
 from blend.recompute.planner import PrefillSpeed
 from blend.recompute.select import Blend, selector
 
@@ -108,6 +108,15 @@ class _KeysAlone(Correcting):
         held = canvas.v[layer].clone()
         super()._apply(layer, canvas)
         canvas.v[layer].copy_(held)
+
+
+class _Alike(Moves):
+    """Moves of rows that all count alike."""
+
+    @staticmethod
+    def weigh(moves: Tensor) -> Tensor:
+        """Return ``[KVH, R]`` ones."""
+        return torch.ones(moves.shape[:2], device=moves.device)
 
 
 class _Early(Observer):
@@ -324,6 +333,8 @@ def after(bench: Bench) -> Iterator[tuple[str, Loss]]:
     yield "nothing is moved", bench.loss(bench.canvas(KEPT), chosen, probe)
     keys = bench.correction(chosen, observer=_KeysAlone)
     yield "keys alone are moved", bench.loss(bench.canvas(KEPT), chosen, probe, keys)
+    alike = bench.correction(chosen, observer=lambda found: Correcting(replace(found, moves=_Alike)))
+    yield "all that shows a move counts alike", bench.loss(bench.canvas(KEPT), chosen, probe, alike)
     yield "keys and values are moved (kept)", bench.chosen(KEPT, weighted)
     twice = max(0, bench.rows - bench.probe_rows)
     first = bench.best(weighted, twice // 2)

@@ -50,7 +50,7 @@ class Shown:
         return len(self.rows)
 
 
-class _Moves:
+class Moves:
     """Rows' weighted moves ``[KVH, C, D]`` and their weights ``[KVH, C]``, added up chunk by chunk for each head."""
 
     def __init__(self, heads: int, chunks: int, dim: int, device: torch.device) -> None:
@@ -60,10 +60,15 @@ class _Moves:
 
     def add(self, moves: Tensor, chunks: Tensor) -> None:
         """Add the moves ``[KVH, R, D]`` of rows of these chunks, ``[R, C]``."""
-        weights = 1 / torch.linalg.vector_norm(moves, dim=2).clamp(min=_LEAST)
+        weights = self.weigh(moves)
         self._moves += chunks.T @ (moves * weights[..., None])  # index_add_ adds up in any order on a GPU
         self._weights += weights @ chunks
         self._squares += weights.square() @ chunks
+
+    @staticmethod
+    def weigh(moves: Tensor) -> Tensor:
+        """Return how much each of the moves ``[KVH, R, D]`` counts, ``[KVH, R]``: the less, the longer it is."""
+        return torch.reciprocal(torch.linalg.vector_norm(moves, dim=2).clamp(min=_LEAST))
 
     def mean(self) -> Tensor:
         """Return by how much to move each chunk, ``[KVH, C, D]``: n / (n + DOUBT) of the weighted mean."""
@@ -85,6 +90,7 @@ class Correction:
         numbers: ``[N]`` int64, for each position that is computed again and shows the move of a chunk that chunk's
             number among ``spans``, -1 for all others.
         kernels: what moves keys and values.
+        moves: adds up what rows show.
     """
 
     rotations: tuple[Rotation | None, ...]
@@ -92,8 +98,9 @@ class Correction:
     spans: Spans
     numbers: Tensor
     kernels: Kernels
+    moves: type[Moves] = Moves
     _turns: dict[int, Turns] = field(default_factory=dict, repr=False)
-    _seen: dict[int, tuple[_Moves, _Moves]] = field(default_factory=dict, repr=False)
+    _seen: dict[int, tuple[Moves, Moves]] = field(default_factory=dict, repr=False)
 
     def shown(self, positions: Tensor) -> Shown:
         """Return which of the rows at ``positions`` ``[R]`` int64 show a move."""
@@ -107,7 +114,7 @@ class Correction:
         key, value = (new.float() - old.float() for new, old in zip(fresh, stored, strict=True))
         if layer not in self._seen:
             size = len(key), len(self.spans), key.shape[2]
-            self._seen[layer] = _Moves(*size, key.device), _Moves(*size, key.device)
+            self._seen[layer] = self.moves(*size, key.device), self.moves(*size, key.device)
         if (rotation := self.rotations[layer]) is not None:
             turn = shown.turns.get(id(rotation))
             if turn is None:

@@ -149,6 +149,30 @@ def test_with_nothing_to_go_by_nothing_moves() -> None:
     assert correct.correction((None,), ((0, 30),), candidates, torch.tensor([9]), 30, HEADS, version) is not None
 
 
+def mean_of(*moves: tuple[float, float]) -> torch.Tensor:
+    """Of one head and one chunk."""
+    seen = correct.Moves(1, 1, 2, torch.device("cpu"))
+    for move in moves:
+        seen.add(torch.tensor([[move]]), torch.ones(1, 1))
+    return seen.mean()[0, 0]
+
+
+def test_what_moves_far_counts_less() -> None:
+    """One row in a hundred times as far moves the mean no more than another one."""
+    rows = 16
+    share = rows / (rows + correct.DOUBT)
+    alike = mean_of(*[(1.0, 0.0)] * rows)
+    torch.testing.assert_close(alike, torch.tensor([share, 0.0]))
+    stray = mean_of(*[(1.0, 0.0)] * (rows - 1), (0.0, 100.0))
+    assert float((stray - alike).abs().max()) < 0.1
+    assert float(mean_of((3.0, 4.0)).norm()) == pytest.approx(5 / (1 + correct.DOUBT))
+
+
+def test_what_does_not_move_at_all_is_a_mean_of_0() -> None:
+    assert torch.equal(mean_of((0.0, 0.0), (0.0, 0.0)), torch.zeros(2))
+    assert bool(mean_of((0.0, 0.0), (1.0, 0.0)).isfinite().all())
+
+
 def test_other_methods_move_nothing(engine: Engine) -> None:
     for method in ("random", "head", "deviation"):
         chooser = selector(method)
